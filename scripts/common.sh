@@ -1,37 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# What the scripts share: saying things, installing what a build needs, building.
-# Sourced, with `set -eu` in force; needs bash. Everything here is idempotent and
-# quick when there is nothing to do.
+# Shared by the scripts: messages, installation of packages, builds. Source it with bash, with `set -eu` in force. Each
+# function is idempotent, and quick if there is nothing to do.
 
 # shellcheck shell=bash
 ZEROD_ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 ZEROD_BUILD=$ZEROD_ROOT/build
 
-# To build; Debian's names.
+# Debian packages for a build.
 ZEROD_PACKAGES=(gcc g++ libc6-dev meson ninja-build pkg-config libuv1-dev libprotobuf-c-dev protobuf-c-compiler
     libfyaml-dev libsodium-dev libcmocka-dev libsystemd-dev libxxhash-dev libjson-c-dev libmicrohttpd-dev libgloo-dev
     libncurses-dev python3)
-# To test; beyond those.
+# Further packages for the tests.
 ZEROD_TEST_PACKAGES=(python3-venv strace tmux libopenblas0-pthread)
-# Those whose completion is tested; bash is there.
+# Shells whose completion is tested, besides bash.
 ZEROD_SHELL_PACKAGES=(fish zsh)
 ZEROD_TEST_MODULES=(numpy pytest pytest-xdist jsonschema pyyaml prometheus-client==0.26.0)
-# To train with PyTorch. Which build of torch it is, pip's own configuration decides; the CPU's will do.
+# For training with PyTorch. pip's configuration selects the build of torch; a CPU build is enough.
 ZEROD_TORCH_MODULES=(torch==2.13.0 numpy)
-# To test that, beside the callers that people use.
+# For tests of training with PyTorch: callers of torch that people use.
 ZEROD_CALLERS=(transformers==4.57.6 accelerate==1.15.0 peft==0.21.2 lightning==2.6.6)
-# Other versions of transformers, with which tests/callers trains the Trainer's program.
+# Other versions of transformers. tests/callers runs the Trainer's program with each.
 ZEROD_OTHER_TRANSFORMERS=(5.0.0 5.16.1 5.24.0)
-# Other versions of torch, with which compiled models are trained. From PyPI each takes 5 GB.
+# Other versions of torch, for tests of compiled models. Each needs 5 GB from PyPI.
 ZEROD_OTHER_TORCHES=(2.6.0 2.11.0 2.14.1)
-# Those of tests/callers, which take a gigabyte more, with quantized models and a logger.
+# Further callers for tests/callers, with quantized models and a logger. They need another gigabyte.
 ZEROD_MORE_CALLERS=(trl==1.16.0 sentence-transformers==5.7.0 bitsandbytes==0.50.2 tensorboard==2.20.0)
-# timm needs torchvision, which needs a torch of its own. From PyPI they take 5.5 GB.
+# timm needs torchvision, which needs a certain version of torch. From PyPI they need 5.5 GB.
 ZEROD_TIMM_MODULES=(torch==2.14.1 torchvision==0.29.1 timm==1.0.31)
-# The documents as a site.
+# For the documents as a site.
 ZEROD_DOCS_MODULES=(mkdocs==1.6.1 mkdocs-material==9.8.2)
-# To link the engine for GPUs in tests. The oldest that it is to run with: an engine refuses a NCCL older than its header.
+# For linking the engine for GPUs in tests. The oldest supported version, because an engine refuses a NCCL older than
+# its header.
 ZEROD_NCCL=nvidia-nccl-cu13==2.28.9
 
 say() {
@@ -43,7 +43,7 @@ die() {
     exit 1
 }
 
-# run_quietly LOG COMMAND...: shows the output only when the command fails.
+# run_quietly LOG COMMAND...: shows the command's output only if the command fails.
 run_quietly() {
     local log=$1
     shift
@@ -52,11 +52,11 @@ run_quietly() {
     return 1
 }
 
-# Where no terminal shows progress: seconds between two lines.
+# Seconds between two progress lines if there is no terminal.
 progress_s=30
 
-# show_progress LOG: until it is killed, or the script has ended, says how many of ninja's commands are done: on a
-# terminal on one line, else now and then.
+# show_progress LOG: shows how many of ninja's commands are done, until this function is killed or the script has ended.
+# On a terminal it rewrites one line.
 show_progress() {
     local log=$1 at said= n
     for ((n = 1; ; n++)); do
@@ -76,7 +76,7 @@ show_progress() {
     done
 }
 
-# compile FOLDER [TARGET]...: the targets, or everything. Shows progress, and the output only when it fails.
+# compile FOLDER [TARGET]...: builds the targets, or everything. Shows progress, and the output only on a failure.
 compile() {
     local log=$1/compile.log failed= watcher
     : >"$log"
@@ -91,7 +91,7 @@ compile() {
     die "compiling failed"
 }
 
-# What a script does with --gpu cannot be done here: neither passed nor failed.
+# Ends a script whose --gpu cannot run on this machine, as neither passed nor failed.
 skip_gpu() {
     printf 'scripts/%s --gpu: %s; nothing was run\n' "${0##*/}" "$*" >&2
     exit 77
@@ -104,7 +104,7 @@ need_gpu() {
         skip_gpu "there is no NCCL (nccl.h is not found, python3 has no module nvidia.nccl, and NCCL_DIR is not set)"
 }
 
-# Prints the folder of NCCL for -Dnccl_dir; an empty line where the compiler finds it by itself.
+# Prints NCCL's folder for -Dnccl_dir, or an empty line if the compiler finds NCCL by itself.
 find_nccl() {
     if [ -n "${NCCL_DIR:-}" ]; then
         say "$NCCL_DIR"
@@ -115,7 +115,7 @@ find_nccl() {
     fi
 }
 
-# missing_packages NAME...: prints those that are not installed.
+# missing_packages NAME...: prints the packages that are not installed.
 missing_packages() {
     local name
     for name in "$@"; do
@@ -130,7 +130,7 @@ apt_get() {
     "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -y --no-install-recommends "$@"
 }
 
-# Where there is no dpkg nobody can be asked, so only the tools are looked for; meson finds the libraries.
+# check_tools PACKAGE...: without dpkg, checks only that the tools exist; meson finds the libraries.
 check_tools() {
     local tool missing=
     for tool in gcc meson ninja pkg-config protoc-c python3; do
@@ -139,7 +139,7 @@ check_tools() {
     [ -z "$missing" ] || die "not found: $missing- install what Debian calls: $*"
 }
 
-# install_packages NAME...: installs those that are missing, or says which ones to install.
+# install_packages NAME...: installs the missing packages, or prints which ones to install.
 install_packages() {
     local missing log
     command -v dpkg-query >/dev/null || {
@@ -153,7 +153,7 @@ install_packages() {
     fi
     say "installing: $missing"
     log=$(mktemp)
-    # The list of packages may be old or absent: fetch it, but only if it has to be.
+    # The list of packages may be old or absent. Fetch it only if the installation fails.
     # shellcheck disable=SC2086
     if ! { apt_get install $missing >"$log" 2>&1 ||
         { apt_get update >>"$log" 2>&1 && apt_get install $missing >>"$log" 2>&1; }; }; then
@@ -164,7 +164,7 @@ install_packages() {
     rm -f "$log"
 }
 
-# configure_tree FOLDER OPTION...: meson setup, or new options for a folder that has been set up.
+# configure_tree FOLDER OPTION...: runs meson setup, or changes the options of a folder that is set up.
 configure_tree() {
     local folder=$1
     shift
@@ -173,7 +173,7 @@ configure_tree() {
         run_quietly "$folder/configure.log" meson setup "$folder" "$ZEROD_ROOT" "$@" ||
             die "configuring failed"
     elif [ $# -gt 0 ] && ! meson configure "$folder" "$@" >"$folder/configure.log" 2>&1; then
-        # A folder that was set up when there was no such option.
+        # The folder was set up before this option existed.
         run_quietly "$folder/configure.log" meson setup --reconfigure "$folder" "$ZEROD_ROOT" "$@" ||
             die "configuring failed"
     fi
@@ -185,7 +185,7 @@ build_tree() {
     compile "$1"
 }
 
-# make_venv_of NAME MODULE...: build/NAME with these Python modules.
+# make_venv_of NAME MODULE...: makes build/NAME with these Python modules.
 make_venv_of() {
     local name=$1 venv=$ZEROD_BUILD/$1 stamp=$ZEROD_BUILD/$1/zerod-modules
     shift
@@ -199,17 +199,17 @@ make_venv_of() {
     printf '%s\n' "$*" >"$stamp"
 }
 
-# make_venv: build/venv with the Python modules that the tests use, PyTorch and its callers among them.
+# make_venv: makes build/venv with the Python modules of the tests, including PyTorch and its callers.
 make_venv() {
     make_venv_of venv "${ZEROD_TEST_MODULES[@]}" "${ZEROD_TORCH_MODULES[@]}" "${ZEROD_CALLERS[@]}"
 }
 
-# make_torch_venv: build/venv-torch with PyTorch alone, for scripts/quickstart --torch.
+# make_torch_venv: makes build/venv-torch with PyTorch alone, for scripts/quickstart --torch.
 make_torch_venv() {
     make_venv_of venv-torch "${ZEROD_TORCH_MODULES[@]}"
 }
 
-# get_nccl: build/nccl with include/ and lib/, out of the wheel that PyTorch uses. Nothing of it is installed.
+# get_nccl: makes build/nccl with include/ and lib/ from the wheel that PyTorch uses. Installs nothing.
 get_nccl() {
     local work
     [ "$(cat "$ZEROD_BUILD/nccl/zerod-version" 2>/dev/null)" = "$ZEROD_NCCL" ] && return 0
@@ -224,7 +224,8 @@ get_nccl() {
     printf '%s\n' "$ZEROD_NCCL" >"$ZEROD_BUILD/nccl/zerod-version"
 }
 
-# get_promtool: build/promtool, out of Debian's package prometheus, which is not installed: it would start a service.
+# get_promtool: extracts build/promtool from Debian's package prometheus. The package is not installed, because it would
+# start a service.
 get_promtool() {
     local work
     if command -v promtool >/dev/null || [ -x "$ZEROD_BUILD/promtool" ] || ! command -v dpkg-deb >/dev/null; then
@@ -238,36 +239,37 @@ get_promtool() {
     rm -rf "$work"
 }
 
-# make_callers_venv: build/venv-callers, for tests/callers.
+# make_callers_venv: makes build/venv-callers, for tests/callers.
 make_callers_venv() {
     make_venv_of venv-callers "${ZEROD_TEST_MODULES[@]}" "${ZEROD_TORCH_MODULES[@]}" "${ZEROD_CALLERS[@]}" \
         "${ZEROD_MORE_CALLERS[@]}"
 }
 
-# make_transformers_venv VERSION: build/venv-transformers-VERSION.
+# make_transformers_venv VERSION: makes build/venv-transformers-VERSION.
 make_transformers_venv() {
     make_venv_of "venv-transformers-$1" "${ZEROD_TEST_MODULES[@]}" "${ZEROD_TORCH_MODULES[@]}" "${ZEROD_CALLERS[@]/#transformers==*/transformers==$1}"
 }
 
-# make_other_torch_venv VERSION: build/venv-torch-VERSION.
+# make_other_torch_venv VERSION: makes build/venv-torch-VERSION.
 make_other_torch_venv() {
     make_venv_of "venv-torch-$1" "${ZEROD_TEST_MODULES[@]}" "torch==$1" numpy
 }
 
-# make_timm_venv: build/venv-timm, for tests/callers/timm_images.py.
+# make_timm_venv: makes build/venv-timm, for tests/callers/timm_images.py.
 make_timm_venv() {
     make_venv_of venv-timm "${ZEROD_TEST_MODULES[@]}" "${ZEROD_TIMM_MODULES[@]}"
 }
 
-# make_docs_venv: build/venv-docs, for scripts/docs.
+# make_docs_venv: makes build/venv-docs, for scripts/docs.
 make_docs_venv() {
     make_venv_of venv-docs "${ZEROD_DOCS_MODULES[@]}"
 }
 
-# Most tests wait most of the time, so there are more of them than processors.
+# Most tests wait most of the time, so more of them run than there are processors.
 n_workers=$((2 * $(nproc) < 8 ? 2 * $(nproc) : 8))
 
-# run_unit TREE [OPTION]... [NAME]...: of what failed, all that it printed; of the rest, the closing lines of cmocka.
+# run_unit TREE [OPTION]... [NAME]...: runs the unit tests. Prints the output of failed programs, and cmocka's closing
+# lines of all.
 run_unit() {
     local failed=0
     meson test -C "$1" --no-rebuild --quiet --print-errorlogs --num-processes "$n_workers" "${@:2}" || failed=1
@@ -275,7 +277,8 @@ run_unit() {
     return "$failed"
 }
 
-# run_pytest TREE [OPTION]...: -rs lists what was skipped, and why. ZEROD_VENV: another environment than build/venv.
+# run_pytest TREE [OPTION]...: runs pytest. -rs lists the skipped tests and the reasons. ZEROD_VENV names another
+# environment than build/venv.
 run_pytest() {
     local build=$1
     shift

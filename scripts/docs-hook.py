@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For mkdocs (mkdocs.yml): pages beside docs/, the two languages, and the proof that the site loads nothing from elsewhere."""
+"""
+For mkdocs (mkdocs.yml): adds the pages outside docs/ and the two languages, and checks that the site loads nothing from
+other servers.
+"""
 
 import os
 import re
@@ -12,7 +15,7 @@ BESIDE = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 CHINESE = "zh/"
 LANGUAGES = re.compile(r'<a href="([^"]+)" hreflang=')
 LINK = re.compile(r"\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
-# What a browser fetches by itself: not links, which it follows when somebody clicks.
+# URLs that a browser loads by itself. Links are not among them, because a browser loads a link only after a click.
 LOADED = re.compile(r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?(?:https?:)?//[^>]*>
     |<link\b(?![^>]*\brel=["']?canonical)[^>]*\bhref=["']?(?:https?:)?//[^>]*>
     |(?:@import|url\()\s*["']?(?:https?:)?//[^)]*""", re.VERBOSE)  # fmt: skip
@@ -26,7 +29,9 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Links between docs/ and the pages beside it; the text alone of a link to a file of the repository that is no page."""
+    """
+    Rewrites links between docs/ and the pages outside it. A link to another file of the repository becomes plain text.
+    """
     docs, uri = Path(config.docs_dir), page.file.src_uri
     folder = ((docs.parent if uri in BESIDE else docs) / uri).parent
 
@@ -46,7 +51,7 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def on_page_context(context, page, config, nav):
-    """The theme speaks the page's language; the menu of languages leads to the same page in the other one."""
+    """Sets the theme to the page's language. The menu of languages links to the same page in the other language."""
     config.theme["language"] = "zh" if page.file.src_uri.startswith(CHINESE) else "en"
     both = (Path(config.docs_dir) / CHINESE / page.file.src_uri.removeprefix(CHINESE)).exists()
     for choice in config.extra["alternate"]:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-The house of the end-to-end tests: a real daemon on a private socket, and processes around it.
+Fixtures of the end-to-end tests: a real daemon on a private socket, and its client processes.
 
     def test_something(zerod, build):
         daemon = zerod({"world": {"size": 2}, "zero_optimization": {"stage": 2}})
@@ -9,9 +9,9 @@ The house of the end-to-end tests: a real daemon on a private socket, and proces
             assert rank.wait() == 0, rank.err()
         assert daemon.status()["step"] == 20
 
-The fixture `build` is the build folder (environment ZEROD_BUILD, default build/), `zerod` starts daemons, `spawn`
-any other program. When a test ends, processes that still run are killed, and every daemon is stopped with SIGTERM: it must
-exit with 0 within seconds and no sanitizer may have complained, else the test fails.
+The fixture `build` is the build folder (environment ZEROD_BUILD, default build/). `zerod` starts daemons, `spawn` other
+programs. When a test ends, processes that still run are killed, and every daemon is stopped with SIGTERM. The test
+fails unless the daemon exits with 0 within seconds, without a report of a sanitizer.
 """
 
 import contextlib
@@ -39,7 +39,8 @@ DEFAULTS = {
     "job": "test",
     "listen": {"mode": "0600"},
     "world": {"size": 2},
-    # Stage 3 gathers in tests, as it does between nodes; tests of what it usually does on one node say so.
+    # Stage 3 gathers in tests even on one node, as it does between nodes. Tests of its default on one node override
+    # this.
     "zero_optimization": {"stage": 1, "reduce_bucket_size": 2000, "stage3_on_one_node": "gathered"},
     "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "betas": [0.9, 0.95], "weight_decay": 0.01}},
     "threads": 2,
@@ -47,7 +48,7 @@ DEFAULTS = {
 
 
 def merge(base, changes):
-    """base with changes laid over it, folder by folder; None removes a key."""
+    """Return: base overridden by changes, level by level. None removes a key."""
     result = dict(base)
     for key, value in changes.items():
         if value is None:
@@ -60,12 +61,12 @@ def merge(base, changes):
 
 
 def wait_for(what, condition, timeout=60):
-    """Waits until condition() is true, and returns what it returned; what: a text, or a function that gives one."""
+    """Waits until condition() is true. Return: its value. what: a text, or a function that returns one."""
     deadline, pause = time.monotonic() + timeout, 0.01
     while not (value := condition()):
         assert time.monotonic() < deadline, "waited in vain: " + (what() if callable(what) else what)
         time.sleep(pause)
-        pause = min(1.1 * pause, 0.05)  # what is waited for needs the processor, too
+        pause = min(1.1 * pause, 0.05)  # the process that the test waits for needs the processor too
     return value
 
 
@@ -78,7 +79,7 @@ class Build:
         self.options = {o["name"]: o["value"] for o in json.loads(options.read_text())} if options.exists() else {}
         sanitize = self.options.get("b_sanitize", "none")
         self.sanitize = [] if sanitize in ("none", []) else sanitize if isinstance(sanitize, list) else sanitize.split(",")
-        # Everything is slower under a sanitizer: time limits of tests are multiplied by it.
+        # Everything is slower under a sanitizer, so the tests' time limits are multiplied by this.
         self.patience = 6 if self.sanitize else 1
 
     def path(self, name):
@@ -88,17 +89,17 @@ class Build:
         return path
 
     def preload(self):
-        """The variables with which Python can load a libzerod that was built with sanitizers: they want to be there first."""
+        """Return: variables for Python to load a libzerod with sanitizers, whose runtimes must be loaded first."""
         if "thread" in self.sanitize:
             pytest.skip("Python cannot load a libzerod that was built with the thread sanitizer")
         if not self.sanitize:
             return {}
         linked = subprocess.run(["ldd", self.path("client/libzerod.so")], capture_output=True, text=True, check=True).stdout
         runtimes = re.findall(r"lib\w*san\.so\S* => (\S+)", linked)
-        return {"LD_PRELOAD": " ".join(runtimes), "ASAN_OPTIONS": "detect_leaks=0:exitcode=99"}  # Python's own leaks
+        return {"LD_PRELOAD": " ".join(runtimes), "ASAN_OPTIONS": "detect_leaks=0:exitcode=99"}  # Python leaks
 
     def compile(self, source, target):
-        """Compiles a C program (its text) against libzerod and the headers of the tree into target."""
+        """Compiles a C program, given as text, with libzerod and the headers of the tree."""
         file = Path(f"{target}.c")
         file.write_text(source)
         flags = [f"-fsanitize={','.join(self.sanitize)}"] if self.sanitize else []
@@ -111,7 +112,7 @@ class Build:
 
 
 def environment(extra=None):
-    """The caller's environment without what could reach into a test; extra: further variables."""
+    """Return: the caller's environment without variables that could influence a test, with the variables of extra."""
     env = {k: v for k, v in os.environ.items() if not re.match(r"(ZEROD_|RANK$|WORLD_SIZE$|LOCAL_|NOTIFY_|LISTEN_)", k)}
     env.setdefault("ASAN_OPTIONS", "exitcode=99")
     env.setdefault("UBSAN_OPTIONS", "print_stacktrace=1:halt_on_error=1:exitcode=99")
@@ -143,7 +144,7 @@ class Process:
         return self.popen.poll() is None
 
     def wait(self, timeout=60):
-        """The exit status, negative for a signal."""
+        """Waits for the end. Return: the exit status, negative for a signal."""
         try:
             return self.popen.wait(timeout * self.patience)
         except subprocess.TimeoutExpired:
@@ -169,15 +170,15 @@ class Process:
 
 
 def is_placed_on_gpus(config):
-    """With ZEROD_DEVICE=cuda or cuda-offload every job that may be on GPUs is."""
+    """Return: whether ZEROD_DEVICE=cuda or cuda-offload puts this job on GPUs. It puts every suitable job there."""
     return (os.environ.get("ZEROD_DEVICE") in ("cuda", "cuda-offload") and config["world"]["size"] <= 16 and
             "device" not in config and ("nodes" in config["world"] or "collective" not in config))
 
 
 def place(build, config, env):
     """
-    Puts the job on GPUs if it is to be there; cuda-offload: without its masters and moments. On several nodes
-    `collective` carries the rest.
+    If ZEROD_DEVICE puts the job on GPUs, changes the configuration for that; with cuda-offload, master weights and
+    moments stay in host memory. On several nodes `collective` carries the other data.
     """
     gpu = {"device": "cuda", "collective": "nccl", "weights": "shared", "deterministic": True}
     if not is_placed_on_gpus(config):
@@ -188,16 +189,13 @@ def place(build, config, env):
 
 
 class Daemon(Process):
-    """
-    zerod, with a configuration laid over DEFAULTS; it listens when the constructor returns. prefix: what it is started
-    with, and which becomes it.
-    """
+    """zerod with a configuration merged into DEFAULTS; it listens after the constructor. prefix: executes zerod."""
 
     def __init__(self, build, folder, config=None, env=None, wait=True, prefix=()):
         self.build, self.folder = build, Path(folder)
         self.socket = self.folder / "zerod.sock"
         self.private = None
-        if len(str(self.socket)) > 100:  # of a sockaddr_un's 107
+        if len(str(self.socket)) > 100:  # the path in a sockaddr_un has at most 107
             self.private = tempfile.TemporaryDirectory(prefix="zerod-")
             self.socket = Path(self.private.name) / "zerod.sock"
         config = merge(merge(DEFAULTS, config or {}), {"listen": {"socket": str(self.socket)}})
@@ -215,21 +213,24 @@ class Daemon(Process):
             assert self.running(), self.err()
 
     def socket_of(self, rank):
-        return self.socket  # of a job on one node
+        return self.socket  # a job on one node has one socket
 
     def local_rank(self, rank):
         return rank
 
     def listens(self):
-        """The socket's file is there a little before it listens: flag __SO_ACCEPTCON. Its network may not be ours."""
+        """
+Return: whether the daemon listens (flag __SO_ACCEPTCON). The socket's file exists a little earlier. Reads
+        /proc/PID/net, because the daemon may be in another network namespace.
+        """
         try:
             lines = [line.split() for line in Path(f"/proc/{self.pid}/net/unix").read_text().splitlines()]
-        except OSError:  # it has ended
+        except OSError:  # the daemon has ended
             return False
         return any(line[-1] == str(self.socket) and int(line[3], 16) & 0x10000 for line in lines[1:])
 
     def spawn(self, program, *args, rank=None, env=None, failpoint=None):
-        """Starts a program that finds this daemon, as rank; failpoint: see core/base/failpoint.h."""
+        """Starts a client program, as a rank if rank is given. failpoint: see core/base/failpoint.h."""
         more = {"ZEROD_SOCKET": self.socket_of(rank), **({} if rank is None else {"RANK": rank}),
                 **({} if failpoint is None else {"ZEROD_FAILPOINT": failpoint}), **gpu_kinds.of_trainer(self.build),
                 **(env or {})}
@@ -246,7 +247,7 @@ class Daemon(Process):
         return result
 
     def json(self, *args):
-        """The output of zerodctl --json COMMAND."""
+        """Return: the parsed output of zerodctl --json."""
         return json.loads(self.ctl("--json", *args).stdout)
 
     def status(self):
@@ -256,11 +257,11 @@ class Daemon(Process):
         return self.err()
 
     def describe(self):
-        """For a test that failed."""
+        """Return: a description for the report of a failed test."""
         return f"daemon (pid {self.pid}): {self.poll()}\n{self.log()[-6000:]}"
 
     def stop(self, number=signal.SIGTERM, timeout=10):
-        """Ends it and checks that the end was clean."""
+        """Stops the daemon and checks that it ends cleanly."""
         if self.checked:
             return
         self.checked = True
@@ -272,7 +273,7 @@ class Daemon(Process):
         assert not self.socket.exists(), "the daemon left its socket behind"
 
     def kill(self):
-        """Kills the daemon, and skips the checks of its end."""
+        """Kills the daemon. Its end is not checked."""
         self.checked = True
         return super().kill()
 
@@ -284,7 +285,7 @@ def build():
 
 @pytest.fixture
 def spawn(build, tmp_path):
-    """spawn(program, *args, env={}) -> Process; killed when the test ends."""
+    """spawn(program, *args, env={}) -> Process. The process is killed when the test ends."""
     started = []
 
     def start(program, *args, env=None):
@@ -299,8 +300,8 @@ def spawn(build, tmp_path):
 
 class Spread:
     """
-    A job whose ranks are spread over several nodes, each with a daemon on this machine's loopback. It stands for one
-    Daemon: what is asked of it, its first node is asked, but for sockets and logs.
+    A job whose ranks are spread over several nodes, each with a daemon on this machine's loopback. It has the interface
+    of Daemon: requests go to the first node, except those for sockets and logs.
     """
 
     def __init__(self, start, folder, config, env, n_nodes):
@@ -323,7 +324,7 @@ class Spread:
             if rank < n:
                 return daemon
             rank -= n
-        return self.daemons[0]  # whoever has no such rank says so
+        return self.daemons[0]  # the first daemon refuses a rank that does not exist
 
     def socket_of(self, rank):
         return self.of(rank).socket
@@ -340,7 +341,7 @@ class Spread:
         return self.of(rank or 0).spawn(program, *args, rank=rank, env=env, **more)
 
     def json(self, *args):
-        """Node 0's answer; lists of ranks or diagnostics are those of all nodes, without repeated texts."""
+        """Return: node 0's answer. Lists of ranks or diagnostics are merged from all nodes, without repeated texts."""
         if args[0] not in ("ranks", "diagnostics"):
             return self.daemons[0].json(*args)
         said = [item for daemon in self.daemons for item in daemon.json(*args)]
@@ -363,8 +364,8 @@ class Spread:
 
 def start_job(start, folder, config=None, env=None):
     """
-    With ZEROD_NODES=2 a job of several ranks is spread over as many nodes; one that needs more GPUs than there are, too.
-    start(config, env) -> Daemon.
+    Starts a job with start(config, env) -> Daemon. With ZEROD_NODES=2, a job of several ranks is spread over two nodes.
+    A job that needs more GPUs than one node has is spread too.
     """
     whole = merge(DEFAULTS, config or {})
     n_nodes, world = int(os.environ.get("ZEROD_NODES", "1")), whole["world"]
@@ -377,7 +378,7 @@ def start_job(start, folder, config=None, env=None):
 
 
 def free_ports(n):
-    """Ports that nobody listens on now; not of those that the kernel gives to connections, which could get them first."""
+    """Return: n ports without a listener, below the range from which the kernel takes ports for connections."""
     end = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     ports = set()
     while len(ports) < n:
@@ -391,8 +392,8 @@ def free_ports(n):
 @pytest.fixture
 def zerod(build, tmp_path):
     """
-    zerod(config, env={}) -> Daemon, listening; stopped and checked when the test ends. With ZEROD_NODES=2 jobs of
-    several ranks are spread over as many nodes.
+    zerod(config, env={}) -> Daemon, which listens. It is stopped and checked when the test ends. With ZEROD_NODES=2,
+    jobs of several ranks are spread over two nodes.
     """
     daemons = []
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Configuration files as people have them: DeepSpeed's and accelerate's, by their kinds. TRAINS: those that train as they are;
-REFUSED: those that would train something else, with the keys that one read names.
+Typical configuration files of DeepSpeed and accelerate, by their kinds. TRAINS: files that work unchanged. REFUSED:
+files that zerod refuses because it would train something else, with the keys that the refusal names.
 
-The keys are those of DeepSpeed's manual and of its pydantic models, of the examples of transformers, accelerate, axolotl,
-LLaMA-Factory, ms-swift and DeepSpeedExamples. The values are ours, and as small as a test needs.
+The keys are from DeepSpeed's manual and pydantic models, and from the examples of transformers, accelerate, axolotl,
+LLaMA-Factory, ms-swift and DeepSpeedExamples. The values are chosen for small tests.
 """
 
 import json
@@ -161,7 +161,7 @@ REFUSED = {
 
 
 def write(folder, file):
-    """Return: the path of the file, with the one that it may name beside it."""
+    """Writes the file, and the file that it may name. Return: its path."""
     path = folder / ("config.json" if not isinstance(file, dict) or "deepspeed_config" not in file else "accelerate.yaml")
     path.write_bytes((file if isinstance(file, str) else json.dumps(file, indent=1)).encode())
     (folder / "beside.json").write_text(json.dumps(BESIDE))
@@ -169,7 +169,7 @@ def write(folder, file):
 
 
 def settings_of(file):
-    """The settings that count, as a dict of DeepSpeed's keys."""
+    """Return: the effective settings, as a dict of DeepSpeed's keys."""
     if isinstance(file, str):
         return {"optimizer": ADAMW, "gradient_clipping": "auto" if "auto\",\r" in file else None}
     more = file.get("deepspeed_config", {})

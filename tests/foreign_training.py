@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-A small program that trains with zerod whatever a configuration file says (foreign_files.py), and the same training with torch
-alone. As a program: python foreign_training.py SETTINGS FOLDER, a rank, which leaves its numbers in the folder.
+A small program that trains with zerod by any configuration file (foreign_files.py), and the same training with torch
+alone. As a program, python foreign_training.py SETTINGS FOLDER runs one rank, which writes its results to the folder.
 """
 
 import json
@@ -14,7 +14,7 @@ import torch
 
 RANKS, STEPS, MICRO_BATCHES = 2, 7, 2
 LIMIT = 2e-6
-# Where the file leaves a setting to the program ("auto", or nothing at all).
+# The program's values for settings that the file leaves open ("auto" or missing).
 PROGRAM = {"lr": 0.03, "betas": (0.9, 0.98), "eps": 1e-7, "weight_decay": 0.02}
 CLIP = 0.2
 KINDS = {"adamw": torch.optim.AdamW, "adam": torch.optim.AdamW, "sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad}
@@ -41,7 +41,7 @@ def leaves_open(settings, key):
 
 
 def schedule_of(settings):
-    """DeepSpeed's formula: the rate of a step, from its number and the group's rate; None: the program's schedule."""
+    """DeepSpeed's formulas. Return: a function of the step and the group's rate, or None for the program's schedule."""
     schedule = settings.get("scheduler")
     if not schedule or schedule["params"].get("total_num_steps") == "auto":
         return None
@@ -72,12 +72,12 @@ def schedule_of(settings):
 
 
 def program_schedule(step):
-    """Of the programs whose file leaves the schedule to them."""
+    """The schedule of programs whose file leaves it to the program."""
     return 1 - step / (2 * STEPS)
 
 
 def train(settings):
-    """A rank: what the file says, it does not say again. Return: the weights, and the norms of the gradients."""
+    """Runs a rank. It does not repeat settings of the file. Return: the weights, and the norms of the gradients."""
     import zerod
 
     model = make_model()
@@ -104,7 +104,7 @@ def train(settings):
 
 
 def reference(settings):
-    """One process of torch, with the batches of all ranks."""
+    """Trains in one process of torch, with the batches of all ranks."""
     model, optimizer = make_model(), settings.get("optimizer", {"type": "AdamW", "params": {}})
     cls = KINDS[optimizer["type"].lower()]
     if optimizer["params"].get("adam_w_mode") is False:
@@ -130,7 +130,7 @@ def reference(settings):
 
 
 def compare(results, settings):
-    """results: of all ranks."""
+    """Compares all ranks' results with the reference."""
     weights, norms = reference(settings)
     for their_weights, their_norms in results:
         assert all(math.isclose(a, b, rel_tol=1e-4) for a, b in zip(their_norms, norms, strict=True)), (their_norms, norms)

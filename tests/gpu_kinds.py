@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-The GPUs of tests: stand-ins for CUDA and NCCL (tests/sim), unless ZEROD_TEST_GPU says otherwise.
+The GPUs of tests: stand-ins for CUDA and NCCL (tests/sim), unless ZEROD_TEST_GPU selects another kind:
 
     real  the GPUs of this machine, with its driver and NCCL
-    one   stand-ins, of which a test sees one GPU: what `real` runs on a machine with one GPU
+    one   stand-ins, with one GPU per test: the tests of `real` on a machine with one GPU
 
-One GPU is enough for a test with the mark gpu: ranks of one node become ranks of several nodes, which share the GPU.
+One GPU is enough for a test with the mark gpu: the ranks of one node become ranks of several nodes that share the GPU.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ assert KIND in ("stand-ins", "one", "real"), f"ZEROD_TEST_GPU={KIND}, and it may
 
 @functools.cache
 def count():
-    """How many GPUs each daemon can use."""
+    """Return: the number of GPUs that each daemon can use."""
     if KIND != "real":
         return 1 if KIND == "one" else 16
     n = ctypes.c_int()
@@ -36,8 +36,8 @@ def count():
 
 def of_daemon(build, *items):
     """
-    The environment of a daemon whose job is on GPUs. items: what the stand-ins do. Of a test that has them fail
-    ("call:error=...") there is nothing to see on GPUs: it is skipped there.
+    Return: the environment of a daemon whose job is on GPUs. items: items of ZEROD_SIM. A test with ordered faults
+    ("call:error=...") is skipped on other GPUs, which cannot fail on order.
     """
     if KIND != "stand-ins" and any(":" in item for item in items):
         pytest.skip("needs the stand-ins, which fail when they are told to")
@@ -48,7 +48,7 @@ def of_daemon(build, *items):
 
 
 def of_trainer(build, *items):
-    """The environment of a trainer. Where it has no GPU it does no harm."""
+    """Return: the environment of a trainer. It has no effect on a trainer without a GPU."""
     if KIND == "real":
         return {}
     return {"ZEROD_LIBCUDA": str(build.folder / "tests/sim/libcuda-sim.so"),
@@ -56,15 +56,15 @@ def of_trainer(build, *items):
 
 
 def of_node(node):
-    """More of the environment of a daemon: engines of several nodes share a GPU, which NCCL refuses within one host."""
+    """Return: variables by which the engines of several nodes share a GPU, which NCCL refuses within one host."""
     return {"NCCL_HOSTID": f"zerod-test-{node}", "NCCL_SOCKET_IFNAME": "lo"} if KIND == "real" else {}
 
 
 def spread(ranks):
-    """The ranks of each node, none of which needs more GPUs than there are."""
+    """Return: the ranks of each node, split so that no node needs more GPUs than there are."""
     return [min(count(), n - first) for n in ranks for first in range(0, n, count())]
 
 
 def n_nodes(world_size):
-    """For a job of one node: on how many it runs instead."""
+    """Return: the number of nodes on which a job for one node runs instead."""
     return len(spread([world_size]))

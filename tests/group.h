@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* The main function of a file of tests in a program of several: groups.c. */
+/* Begins the main function of a group, that is a test file that shares a program with others. groups.c calls it. */
 #define TEST_GROUP(name)                                                                                               \
     int test_group_##name(void);                                                                                       \
     int test_group_##name(void)

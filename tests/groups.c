@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The main program of a folder's tests: test-core-base runs the groups of tests/core/base, one process after the other,
- * so that none sees what another left behind; test-core-base json only that of test-json.c. A group is a file with a
- * TEST_GROUP (group.h); meson.build says which ones there are: -DGROUPS="GROUP(json) GROUP(log)".
+ * The main program of a folder's tests. test-core-base runs all groups of tests/core/base, each in a process of its
+ * own, so that no group sees what another left behind. "test-core-base json" runs only test-json.c. A group is a file
+ * with a TEST_GROUP (group.h). meson.build lists the groups: -DGROUPS="GROUP(json) GROUP(log)".
  */
 
 #include <stdbool.h>
@@ -34,7 +34,7 @@ static bool is_asked_for(const char *name, int argc, char **argv)
     return argc == 1;
 }
 
-/* Return: whether all of its tests passed. */
+/* Runs group i. Return: whether all its tests passed. */
 static bool run(size_t i)
 {
     int status = -1;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lion as its authors have it (arXiv 2302.06675, program 1), which torch does not have."""
+"""Lion as published by its authors (arXiv 2302.06675, program 1). torch does not have it."""
 
 import torch
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Ranks for tests: functions of a test module that run in processes of their own, attached to a real daemon.
+Ranks for tests: functions of a test module that run in separate processes, with a real daemon.
 
     def train(steps):                    # runs as a rank: RANK, WORLD_SIZE and ZEROD_SOCKET are set
         opt = zerod.Optimizer(model())
@@ -10,8 +10,8 @@ Ranks for tests: functions of a test module that run in processes of their own, 
     def test_it(zerod, run):
         results = run(zerod({"zero_optimization": {"stage": 2}}), train, steps=3)
 
-Processes are forked from a server that has imported torch once, with the parts that zerod and optimizers import. What a
-function raises comes back as a Crash.
+Processes are forked from a server that has imported torch once, with the modules that zerod and optimizers need. An
+exception of a function is raised in the test as a Crash.
 """
 
 import faulthandler
@@ -27,12 +27,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-# For tests that import zerod themselves: pytest.ini has its path.
+# For tests that import zerod themselves. pytest.ini has the package's path.
 os.environ.setdefault("ZEROD_LIBRARY", str(Path(os.environ.get("ZEROD_BUILD", ROOT / "build")) / "client/libzerod.so"))
 
 
 class Crash(Exception):
-    """A rank ended with an exception, or without saying anything."""
+    """A rank ended with an exception, or without a result."""
 
 
 def _rank(variables, path, function, arguments, connection):
@@ -46,7 +46,7 @@ def _rank(variables, path, function, arguments, connection):
     try:
         result = getattr(__import__(module), name)(**arguments)
         answer = pickle.dumps((True, result))
-    except BaseException as e:  # SystemExit and KeyboardInterrupt, too: the test is to know
+    except BaseException as e:  # the test must also see SystemExit and KeyboardInterrupt
         answer = pickle.dumps((False, f"{type(e).__name__}: {e}\n{traceback.format_exc()}"))
     connection.send_bytes(answer)
     sys.stdout.flush()
@@ -67,7 +67,7 @@ def server(build):
 
 @pytest.fixture
 def start(server, build):
-    """start(daemon, function, rank, **arguments): a process with .result(timeout)."""
+    """start(daemon, function, rank, **arguments) -> a process with .result(timeout)."""
     started = []
 
     def go(daemon, function, rank=0, variables=None, **arguments):
@@ -86,7 +86,7 @@ def start(server, build):
 
         def result(timeout=120):
             if not ours.poll(timeout):
-                os.kill(process.pid, signal.SIGUSR1)  # says where it stands, in the test's output
+                os.kill(process.pid, signal.SIGUSR1)  # makes it print its stack into the test's output
                 raise Crash(f"rank {rank} did not answer within {timeout} s")
             try:
                 ok, value = pickle.loads(ours.recv_bytes())
@@ -110,7 +110,7 @@ def start(server, build):
 
 @pytest.fixture
 def run(start):
-    """run(daemon, function, **arguments): on all ranks; the list of what they returned."""
+    """run(daemon, function, **arguments) runs the function on all ranks. Return: the list of its results."""
 
     def go(daemon, function, variables=None, **arguments):
         ranks = [start(daemon, function, r, variables, **arguments) for r in range(daemon.world_size)]

@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * How much of a unit test is run: all of it by scripts/test --full (ZEROD_TESTS=full), else enough to notice that a
- * change broke something. tests/README.md has the tiers.
+ * How much of a unit test is run. scripts/test --full (ZEROD_TESTS=full) runs all of it; other runs do enough to notice
+ * that a change broke something. tests/README.md describes these tiers.
  */
 
 #include <stdbool.h>
@@ -17,13 +17,13 @@ static inline bool tests_full(void)
     return tier && strcmp(tier, "full") == 0;
 }
 
-/* How many of n rounds, seeds or settings to run: all, or the first half. */
+/* Return: how many of n rounds, seeds or settings to run. With --full all n, else the first half. */
 static inline unsigned tests_some(unsigned n)
 {
     return tests_full() ? n : (n + 1) / 2;
 }
 
-/* The number of seeds of a model: ZEROD_TEST_SEEDS, or usual, or in full all. */
+/* Return: how many seeds of a model to run. ZEROD_TEST_SEEDS if set; else `all` with --full, or `usual` without. */
 static inline unsigned tests_seeds(unsigned usual, unsigned all)
 {
     const char *asked = getenv("ZEROD_TEST_SEEDS");

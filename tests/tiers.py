@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Which rows of a parametrized test scripts/test runs, and which only scripts/test --full: tests/README.md has the tiers.
+Selects the rows of a parametrized test for scripts/test; the other rows run only with scripts/test --full.
+tests/README.md describes the tiers.
 
     @pytest.mark.parametrize("stage", [2, *full(1, 3)])
     @pytest.mark.parametrize("stage, world", each_once((1, 2, 3), (1, 4)))     # rows 1-1, 2-4, 3-1; the rest in full
@@ -26,13 +27,15 @@ def full(*rows):
 
 
 def each_once(*dimensions):
-    """The whole product. scripts/test runs a diagonal of it, in which each value of each dimension occurs."""
+    """Return: the whole product. scripts/test runs a diagonal of it, in which each value of each dimension occurs."""
     diagonal = {tuple(values[i % len(values)] for values in dimensions) for i in range(max(map(len, dimensions)))}
     return [param(row, *([] if row in diagonal else [pytest.mark.full])) for row in itertools.product(*dimensions)]
 
 
 def cover(dimensions, seed=1):
-    """Rows in which every value of a dimension meets every value of every other one; few, and always the same ones."""
+    """
+    Return: a few rows, always the same, in which every value of a dimension occurs with every value of every other one.
+    """
     rng, rows = random.Random(seed), []
     missing = {((i, a), (j, b)) for (i, x), (j, y) in itertools.combinations(enumerate(dimensions), 2)
                for a in x for b in y}
@@ -41,7 +44,7 @@ def cover(dimensions, seed=1):
         return set(itertools.combinations(enumerate(row), 2))
 
     while missing:
-        # Draws some rows that have a missing pair, and chooses the one with most of them.
+        # Draws some rows that have a missing pair, and chooses the row with the most missing pairs.
         start = sorted(missing, key=str)
         drawn = [list(map(rng.choice, dimensions)) for _ in range(50)]
         for row in drawn:
@@ -53,7 +56,7 @@ def cover(dimensions, seed=1):
 
 
 def pairwise(*dimensions, seed=1):
-    """The rows of cover(). scripts/test runs the first in which a value of the first dimension occurs."""
+    """Return: the rows of cover(). scripts/test runs the first row for each value of the first dimension."""
     seen, rows = set(), []
     for row in cover(dimensions, seed):
         rows.append(param(row, *([pytest.mark.full] if row[0] in seen else [])))

@@ -2,7 +2,7 @@
 """
 What the programs of this folder share: small models, data that needs no network, and the report of a run.
 
-Each program trains two ranks, with zerod where zerodrun has set ZEROD_SOCKET, else with torch's optimizer under
+Each program trains two ranks, with zerod if zerodrun has set ZEROD_SOCKET, otherwise with torch's optimizer under
 DistributedDataParallel. test_programs.py compares both.
 """
 
@@ -19,12 +19,13 @@ from torch.utils.data import Dataset
 ZEROD = "ZEROD_SOCKET" in os.environ
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 WORDS = ["<pad>", "<eos>", "<unk>", *(f"w{i}" for i in range(61))]
-# The gradients of some biases are zero but for rounding; a small eps would make whole steps of them.
+# The gradients of some biases are zero except for rounding. With a small eps, AdamW would turn the rounding into full
+# steps.
 ADAM = {"learning_rate": 2e-3, "adam_beta2": 0.95, "adam_epsilon": 1e-5, "weight_decay": 0.1}
 
 torch.set_num_threads(1)
 torch.manual_seed(3)
-_last_groups = []  # of the last step of torch's optimizer
+_last_groups = []  # groups of the last step of torch's optimizer
 
 
 def _keep_groups(optimizer, *_):
@@ -37,7 +38,7 @@ if not ZEROD:
 
 
 def arguments(kind, **more):
-    """TrainingArguments and its subclasses."""
+    """Return: TrainingArguments, or a subclass of it, with the settings of these tests."""
     return kind(output_dir=tempfile.mkdtemp(), max_steps=12, per_device_train_batch_size=4, use_cpu=True, logging_steps=1,
                 warmup_steps=3, report_to="none", disable_tqdm=True, save_strategy="no", seed=5, **ADAM, **more)  # fmt: skip
 
@@ -61,7 +62,7 @@ def tokenizer():
 
 
 def sentences(n, length=12, seed=5):
-    """Texts of words in which each word follows from the last one, so that there is something to learn."""
+    """Return: texts in which each word follows from the previous one, so that a model can learn them."""
     generator = torch.Generator().manual_seed(seed)
     starts = torch.randint(0, 61, (n,), generator=generator).tolist()
     return [" ".join(f"w{(start + 7 * i) % 61}" for i in range(length)) for start in starts]
@@ -82,16 +83,17 @@ class Text(Dataset):
 
 
 def names_of(model):
-    """As the model has them without torch.compile, whose wrappers have a name."""
+    """Return: the parameters' names without the prefix that torch.compile's wrappers add."""
     return {id(param): name.replace("_orig_mod.", "") for name, param in model.named_parameters()}
 
 
 def report(model, losses, average=None):
     """
-    losses: a number for each step, of this rank or of all. average: the model with the average of the weights.
-    Writes both, and the groups of torch's last step, by names. The last call of a program: it ends the process group,
-    because a process that leaves with one may die in gloo's threads ("terminate called without an active exception",
-    pytorch/pytorch#190489).
+    Writes the losses, the groups of torch's last step and, if given, the average of the weights, by names. losses: a
+    number for each step, of this rank or of all. average: the model with the average of the weights.
+
+    Call it last in a program. It ends the process group, because a process that exits with one may crash in gloo's
+    threads ("terminate called without an active exception", pytorch/pytorch#190489).
     """
     names = names_of(model)
     groups = [{**{k: v for k, v in group.items() if isinstance(v, (int, float, bool, list, tuple)) and k != "params"},

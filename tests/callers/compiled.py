@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-torch.compile: a loop whose model is handed over compiled as a "whole", or by "layers", or a "trainer" that compiles it because
-of TrainingArguments(torch_compile=True).
+torch.compile. The argument "whole" compiles the whole model of a loop, "layers" each layer. "trainer" runs a Trainer
+that compiles the model because of TrainingArguments(torch_compile=True).
 """
 
 import sys

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""trl's DPOTrainer: a model and a reference that stays as it is."""
+"""trl's DPOTrainer: a model that is trained, and a reference model that does not change."""
 
 import common
 from datasets import Dataset

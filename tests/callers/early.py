@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Trainer that stops early: with zerod on rank 0 alone. With DDP, which would hang, on all ranks."""
+"""
+A Trainer that stops early. With zerod only rank 0 stops. With DDP all ranks stop, because DDP would hang otherwise.
+"""
 
 import common
 from transformers import TrainerCallback, TrainingArguments
@@ -19,6 +21,6 @@ class Stop(TrainerCallback):
 trainer = Trainer(model=common.gpt2(), args=common.arguments(TrainingArguments), train_dataset=common.Text(), callbacks=[Stop()])
 try:
     trainer.train()
-except RuntimeError as e:  # on_leave: stop; and a process group that another rank has left
+except RuntimeError as e:  # from zerod's on_leave: stop, or from a process group that another rank has left
     print(f"rank {common.RANK} ends with {type(e).__name__}: {str(e).splitlines()[0]}", flush=True)
 common.report_trainer(trainer)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lightning Fabric, the way LitGPT uses it."""
+"""A loop with Lightning Fabric, as in LitGPT."""
 
 import common
 import torch

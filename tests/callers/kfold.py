@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""k-fold in one process: for each fold a Trainer with a model of its own."""
+"""k-fold training in one process: a new Trainer with a new model for each fold."""
 
 import common
 from torch.utils.data import Subset
@@ -17,6 +17,6 @@ for fold in range(K):
     trainer = Trainer(model=common.gpt2(), args=common.arguments(TrainingArguments), train_dataset=rest)
     trainer.train()
     losses += [line["loss"] for line in trainer.state.log_history if "loss" in line]
-    if common.ZEROD and fold < K - 1:  # the test asks the daemon for the last run
+    if common.ZEROD and fold < K - 1:  # the last run stays open, because the test reads it from the daemon
         trainer.optimizer.optimizer.close()
 common.report(trainer.model, losses)

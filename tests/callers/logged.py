@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-The job's figures in TensorBoard, from each framework, and from none: python logged.py KIND, with zerod. What is logged
-lies in the folder CALLERS_OUT/logs.
+Logs the job's figures to TensorBoard in each framework, and in a plain loop: python logged.py KIND, with zerod. The
+logs are in the folder CALLERS_OUT/logs.
 """
 
 import os
@@ -39,7 +39,7 @@ def trainer():
     history = [line for line in ours.state.log_history if "loss" in line]
     assert len(history) == 4 and all(("zerod/step" in line) == (common.RANK == 0) for line in history), history
     assert not any("zerod/step" in line for line in ours.state.log_history if "loss" not in line)
-    assert "log" not in vars(ours)  # the trainer is as before
+    assert "log" not in vars(ours)  # the callback has restored the trainer's log()
 
 
 def lightning():

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-QLoRA: bitsandbytes' quantized base under peft's adapters, in the Trainer. The base's weights are frozen bytes: of 4 bits
-(NF4), with the argument "bf16" stored as bf16 weights are; with "int8" of 8 bits.
+QLoRA: a base model quantized by bitsandbytes, under peft's adapters, in the Trainer. The base's weights are frozen
+bytes: 4 bits each (NF4), with the argument "bf16" stored in bf16 tensors, with "int8" 8 bits.
 """
 
 import sys
@@ -19,7 +19,7 @@ else:
 
 
 def base():
-    """A small model, quantized as it is loaded from its file."""
+    """Return: a small model, quantized while it is loaded from its file."""
     config = LlamaConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2, use_cache=False,
                          vocab_size=len(common.WORDS), max_position_embeddings=64)  # fmt: skip
     folder = tempfile.mkdtemp()

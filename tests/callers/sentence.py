@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""sentence-transformers: an encoder of pairs of sentences; with the argument "loss" its loss has parameters, too."""
+"""sentence-transformers: an encoder of pairs of sentences. With the argument "loss" its loss has parameters too."""
 
 import sys
 import tempfile
@@ -37,7 +37,8 @@ else:
     loss = st_losses.MultipleNegativesRankingLoss(model)
 trainer = Trainer(
     model=model,
-    # The Trainer clips the model's gradients without the loss's; zerod clips all of a job's or none.
+    # The Trainer clips the gradients of the model without those of the loss. zerod clips all gradients of a job, or
+    # none.
     args=common.arguments(SentenceTransformerTrainingArguments, max_grad_norm=0 if "loss" in sys.argv else 1.0),
     train_dataset=Dataset.from_list(rows),
     loss=loss,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""trl's SFTTrainer; with the argument "peft" it makes a LoRA model of its own."""
+"""trl's SFTTrainer. With the argument "peft" it makes a LoRA model from the model."""
 
 import sys
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Each kind of file of DeepSpeed and accelerate that trains (tests/foreign_files.py), with one command: a program of its own beside
-torch, and the Trainer where a file leaves all settings to it, beside the Trainer under DistributedDataParallel. zerod says
-nothing (quiet.py) but which keys it leaves out.
+Each kind of configuration file of DeepSpeed and accelerate that trains (tests/foreign_files.py) runs with one command.
+A plain program is compared with torch. If the file leaves all settings to the Trainer, a Trainer is compared with the
+Trainer under DistributedDataParallel. zerod prints nothing (quiet.py) except the keys that it ignores.
 """
 
 import json
@@ -19,7 +19,7 @@ from test_programs import MEAN_LIMIT, STEP_LIMIT
 
 ROOT = Path(__file__).resolve().parents[2]
 RANKS = foreign_training.RANKS
-# Those whose settings are all "auto", or absent.
+# Files whose settings are all "auto" or absent.
 OF_THE_TRAINER = ["stage 2, all auto", "stage 3, names without stage3_, and zeros", "stage 1, compiled",
                   "WarmupDecayLR, all auto", "accelerate with FSDP"]  # fmt: skip
 
@@ -58,7 +58,7 @@ def trainer_under_ddp(build, tmp_path_factory):
 
 @pytest.mark.parametrize("kind", OF_THE_TRAINER)
 def test_trainer(build, tmp_path, trainer_under_ddp, kind):
-    """Its settings, schedule and clipping count, as Hugging Face would have filled them in."""
+    """The Trainer's settings, schedule and clipping count, as if Hugging Face had filled them in."""
     program = [sys.executable, Path(__file__).with_name("trainer.py")]
     for ours, theirs in zip(run(build, [*command_of(build, tmp_path, kind), *program], tmp_path), trainer_under_ddp, strict=True):
         assert len(ours["losses"]) == len(theirs["losses"]) >= 12

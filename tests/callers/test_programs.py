@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Programs as people write them, for each caller that zerod supports: trained with zerod, and with torch's optimizer under
-DistributedDataParallel. The loss curves agree, the daemon took its steps with the settings that torch's optimizer had, group by
-group, and zerod says nothing (quiet.py). timm needs a torchvision, which needs another torch: scripts/test --part timm has an environment for it.
+Programs as people write them, for each caller that zerod supports, trained with zerod and with torch's optimizer under
+DistributedDataParallel. The loss curves must agree. The daemon's steps must have the settings of torch's optimizer,
+group by group, and zerod must print nothing (quiet.py). timm needs a torchvision, which needs another torch;
+scripts/test --part timm makes an environment for it.
 """
 
 import importlib.util
@@ -18,12 +19,12 @@ from conftest import environment
 
 ROOT = Path(__file__).resolve().parents[2]
 WORLD = 2
-# Those of the GPT example (client/python/examples/gpt/compare.py): of the loss, relative.
+# Relative limits of the loss, those of the GPT example (client/python/examples/gpt/compare.py).
 MEAN_LIMIT, STEP_LIMIT = 0.005, 0.02
-# Of an averaged weight, relative to the larger of itself and its parameter's root mean square.
+# Limit of an averaged weight, relative to the larger of its absolute value and its parameter's root mean square.
 AVERAGE_LIMIT = 1e-4
 CONFIG = quiet.CONFIG | {"zero_optimization": {"stage": 2}, "optimizer": None, "gradient_clipping": None}
-# torch 2.13 on gloo, without zerod, was once seen to end like this: then its run is made again.
+# torch 2.13 on gloo, without zerod, once ended with this text. The run without zerod is then repeated.
 TORCH_ABORTS = "terminate called without an active exception"
 PROGRAMS = ["trainer", "trainer lion", "kfold", "sft", "sft peft", "qlora", "qlora bf16", "qlora int8", "dpo", "sentence", "accelerated",
             "lightning_module", "fabric_loop", "nanogpt", "cnn", "compiled whole", "compiled layers", "compiled trainer"]  # fmt: skip
@@ -35,7 +36,7 @@ pytestmark = pytest.mark.full
 @pytest.fixture
 def launch(build, tmp_path):
     def go(program, daemon=None, is_quiet=True):
-        """Return: what the ranks reported. is_quiet: zerod says nothing."""
+        """Runs a program. Return: the reports of its ranks. is_quiet: zerod must print nothing."""
         socket = daemon and daemon.socket
         out = tmp_path / ("zerod" if socket else "torch")
         out.mkdir()
@@ -58,7 +59,7 @@ def launch(build, tmp_path):
 
 
 def arrived(daemon):
-    """The groups of the daemon's last step, with the names of their parameters."""
+    """Return: the groups of the daemon's last step, with the names of their parameters."""
     groups = daemon.json("status")["groups"]
     for group in groups:
         group["params"] = []
@@ -69,7 +70,7 @@ def arrived(daemon):
 
 
 def check_groups(ours, theirs):
-    theirs = [group for group in theirs if group["params"]]  # the Trainer makes one for biases where there are none
+    theirs = [group for group in theirs if group["params"]]  # the Trainer makes one even for no biases
     assert len(ours) == len(theirs)
     for mine, other in zip(ours, theirs, strict=True):
         assert sorted(mine["params"]) == other["params"]
@@ -79,7 +80,7 @@ def check_groups(ours, theirs):
 
 
 def compare(zerod, launch, program):
-    """Return: what the ranks reported, with zerod and with torch's optimizer."""
+    """Trains a program with zerod and with torch's optimizer, and compares both. Return: the ranks' reports of each."""
     daemon = zerod(CONFIG)
     ours, theirs = launch(program, daemon), launch(program)
     for mine, other in zip(ours, theirs, strict=True):
@@ -111,13 +112,13 @@ def test_program(zerod, launch, program):
 )
 @pytest.mark.parametrize("program", TIMM_PROGRAMS)
 def test_timm(zerod, launch, program):
-    """As the others, and each rank's average of the weights is near as well."""
+    """Losses and groups agree as in test_program, and each rank's average of the weights agrees too."""
     for mine, other in zip(*compare(zerod, launch, program), strict=True):
         check_averages(mine["averages"], other["averages"])
 
 
 def test_early_on_one_rank(zerod, launch):
-    """Both ranks end with on_leave: stop, and the steps that were made are those of torch."""
+    """Both ranks end because of on_leave: stop, and the steps before that agree with torch's."""
     daemon = zerod(CONFIG)
     ours, theirs = launch("early", daemon, is_quiet=False), launch("early")
     for mine, other in zip(ours, theirs, strict=True):
@@ -127,7 +128,7 @@ def test_early_on_one_rank(zerod, launch):
 
 
 def test_loss_with_parameters(zerod, launch):
-    """They are trained as well, from all ranks' gradients. Under DDP they are in no reducer, and each rank has its own."""
+    """The loss's parameters are trained from all ranks' gradients. Under DDP no reducer has them, and they differ."""
     daemon = zerod(CONFIG)
     ours = launch("sentence loss", daemon)
     assert sum(ours[0]["losses"][-4:]) < sum(ours[0]["losses"][:4])
@@ -137,7 +138,7 @@ def test_loss_with_parameters(zerod, launch):
 
 
 def scalars(folder):
-    """{tag: {step: value}} of TensorBoard's files, which TensorBoard reads."""
+    """Return: {tag: {step: value}} of TensorBoard's files, read by TensorBoard."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     found = {}
@@ -151,7 +152,7 @@ def scalars(folder):
 
 @pytest.mark.parametrize("kind, where, shift", [("trainer", "train/", 0), ("lightning", "", -1), ("fabric", "", 0), ("plain", "", 0)])
 def test_figures_are_logged(zerod, launch, tmp_path, kind, where, shift):
-    """TensorBoard has the job's figures, every three steps, beside what the framework logs at these steps."""
+    """TensorBoard has the job's figures every three steps, at the steps at which the framework logs."""
     daemon = zerod(CONFIG)
     launch(f"logged {kind}", daemon)
     found = scalars(tmp_path / "zerod" / "logs")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-A vision transformer of timm in the manner of timm's train.py: no decay on biases and norms, a cosine schedule with warm-up
-that counts updates, clipping, and an average of the weights (ModelEmaV3). With the argument "layers" each layer has a
-learning rate of its own, as for fine-tuning.
+A vision transformer of timm, trained as in timm's train.py: no decay on biases and norms, clipping, an average of the
+weights (ModelEmaV3), and a cosine schedule with warm-up that counts updates. With the argument "layers" each layer has
+its own learning rate, as in fine-tuning.
 """
 
 import sys

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Hugging Face's Trainer, with a schedule, clipping and two groups (no decay on biases and norms). With the argument "lion" its
-optimizer is Lion; without zerod another one than bitsandbytes', which is for GPUs.
+Hugging Face's Trainer, with a schedule, clipping and two groups (no decay on biases and norms). With the argument
+"lion" its optimizer is Lion. Without zerod it is another Lion than bitsandbytes', which needs a GPU.
 """
 
 import sys

@@ -48,14 +48,14 @@ struct cuda_daemon {
     unsigned rank;
 
     cudaStream_t stream;
-    uint8_t *ring, *weights; /* on the device; in stage 3 the pool instead of weights */
+    uint8_t *ring, *weights; /* on the device; in stage 3, weights is the pool */
     int ring_fd, weights_fd;
-    size_t n_ring_bytes, n_weight_bytes; /* as allocated */
+    size_t n_ring_bytes, n_weight_bytes; /* sizes as allocated */
     size_t n_window_bytes;
     uint8_t *ring_copy,
-        *weights_copy;  /* registered host memory; the weights as the layout has them in stages 1 and 2 */
-    uint32_t *gathered; /* per parameter, how often */
-    float **sums;       /* per parameter, of the open step */
+        *weights_copy;  /* both registered host memory; weights_copy has the weights' layout of stages 1 and 2 */
+    uint32_t *gathered; /* [parameter]: how often it is gathered */
+    float **sums;       /* [parameter]: its gradients in the open step */
     struct progress_page *progress;
     int progress_fd;
     uint64_t last_point;
@@ -63,13 +63,13 @@ struct cuda_daemon {
     int credit_fd;
     struct held {
         uint32_t ticket;
-        uint64_t point; /* of the push that came last */
-    } held[N_TICKETS];  /* slots of several parameters: read and given back when the micro-batch ends */
+        uint64_t point; /* point of the last push into the slot */
+    } held[N_TICKETS];  /* slots with several parameters; read and returned at the end of the micro-batch */
     uint32_t n_held;
-    struct request_push *pushes; /* into them */
+    struct request_push *pushes; /* the pushes into these slots */
     uint32_t n_pushes;
     void *window;
-    bool has_gathered; /* something lies in the pool */
+    bool has_gathered; /* the pool has gathered weights */
 };
 
 /* ---- memory -------------------------------------------------------------------------------------------- */
@@ -252,7 +252,7 @@ static void give_back(struct cuda_daemon *d, uint32_t ticket)
     atomic_fetch_add_explicit(&d->credit->credits[ticket], 1, memory_order_release);
 }
 
-/* As long as the client is there, for what it had not done it never does. */
+/* Waits for the point. Exits if the client is gone, because the client's GPU then never reaches it. */
 static void wait_for_point(struct cuda_daemon *d, uint64_t point)
 {
     while (!progress_is_reached(d->progress, point)) {
@@ -262,7 +262,7 @@ static void wait_for_point(struct cuda_daemon *d, uint64_t point)
     }
 }
 
-/* Waits for the point and for nothing else. */
+/* Waits only for the point, then adds the part to the sums. */
 static void read_part(struct cuda_daemon *d, const struct request_push *request, uint64_t point)
 {
     const struct layout_param *p = &d->layout->params[request->param];
@@ -278,7 +278,7 @@ static void read_part(struct cuda_daemon *d, const struct request_push *request,
         d->sums[request->param][part->start_elem + i] += from[i];
 }
 
-/* As the daemon does: of a slot's points the last one counts for all that lies in it. */
+/* Keeps the push until the end of the micro-batch. Like the daemon, uses a slot's last point for all its parameters. */
 static void hold(struct cuda_daemon *d, const struct request_push *request)
 {
     uint32_t i = 0;
@@ -403,7 +403,7 @@ static void release(struct cuda_daemon *d, const struct request_release *request
     }
 }
 
-/* Overwrites gathered weights, so that a client that still copies from them gets other values. */
+/* Overwrites gathered weights, so that a client that still copies from them gets wrong values. */
 static void forget_gathered(struct cuda_daemon *d)
 {
     if (!d->has_gathered)
@@ -415,7 +415,7 @@ static void forget_gathered(struct cuda_daemon *d)
 
 /* ---- windows ------------------------------------------------------------------------------------------- */
 
-/* Copies between the window and the weights, which have one layout except in stage 3. */
+/* Copies between the window and the weights. Their layouts differ only in stage 3. */
 static void copy_window(struct cuda_daemon *d, bool to_window)
 {
     for (uint32_t p = 0; p < d->layout->n_params; p++) {
@@ -443,7 +443,7 @@ static void open_window(struct cuda_daemon *d)
 
     d->window = make_shared("window", d->n_window_bytes, &fd);
     copy_window(d, true);
-    if (d->rank > 0) { /* only stage 3 has any for it */
+    if (d->rank > 0) { /* only stage 3 has a window for other ranks */
         other = is_stage3(d) ? read_only(fd) : -1;
         close(fd);
         fd = other;
@@ -487,7 +487,7 @@ static void take(struct cuda_daemon *d, const struct request *request)
     case REQUEST_PUSH:
         return push(d, &request->push);
     case REQUEST_SLOT_REQUEST:
-        /* All slots, except those still held, were given back before the client asked. */
+        /* All slots were returned before the client asked, except those of open micro-batches. */
         return say(d, &(struct reply){.type = REPLY_SLOT_GRANT, .slot_grant = {.in_ring = true}}, NULL, 0);
     case REQUEST_END_BACKWARD:
         return end_backward(d);

@@ -2,11 +2,10 @@
 #pragma once
 
 /*
- * A stand-in for the daemon that tests a client on GPUs: the other end of one connection, in a process of its own, for
- * a job of one rank. It holds ring and weights in memory of a stand-in's device, waits until the client's GPU has come
- * to the point of a push and for nothing else, and adds all gradients of a step to the weights. If the client does
- * something that it must not do, the stand-in prints a sentence and exits. In stage 3 the next message overwrites the
- * pool.
+ * A stand-in for the daemon that tests a client on GPUs. It is a process that serves one connection, for a job of one
+ * rank. It keeps the ring and the weights in memory of a simulated GPU. It waits only until the client's GPU has
+ * reached the point of a push, and adds all gradients of a step to the weights. In stage 3 the next message overwrites
+ * the pool. If the client does something forbidden, the stand-in prints a sentence and exits.
  */
 
 #include <stdbool.h>
@@ -24,26 +23,26 @@ enum cuda_daemon_fault {
 
 struct cuda_daemon_options {
     int device; /* the device whose memory is used */
-    int gpu;    /* the GPU that the client is told; usually equal to device */
+    int gpu;    /* the GPU that Welcome names; usually equal to device */
     uint64_t bucket_elems, ring_bytes;
-    const char *sim; /* ZEROD_SIM of the process */
-    /* 0: stage 2, else stage 3. As allocated: rounded up to 2 MiB. */
+    const char *sim; /* the value of ZEROD_SIM in the stand-in's process */
+    /* 0 for stage 2, else the size of stage 3's pool as allocated, a multiple of 2 MiB. */
     uint64_t pool_bytes;
     uint64_t max_live_elems;
-    bool hides_pool; /* sends none */
+    bool hides_pool; /* sends no pool */
     enum cuda_daemon_fault fault;
-    uint32_t fault_at; /* which Gather, from 1; the others are answered well */
+    uint32_t fault_at; /* which Gather has the fault, from 1 */
 };
 
 /* Counts of the client's requests, in memory that both processes share. */
 struct cuda_daemon_seen {
     uint32_t n_pushes, n_duplicates;
-    uint64_t duplicate_sum;     /* of the last duplicate */
-    uint32_t n_gathers, n_held; /* requests; parameters, each as often as it was gathered and not released */
+    uint64_t duplicate_sum;     /* the sum that the last duplicate was pushed with */
+    uint32_t n_gathers, n_held; /* requests; gathered parameters, each as often as it is still held */
 };
 
-/* Starts the stand-in, listening at path. The caller must not have used the stand-in GPUs yet. Return: its pid. */
+/* Starts the stand-in, which listens at path. Call it before using the simulated GPUs. Return: the stand-in's pid. */
 pid_t cuda_daemon_start(const char *path, const struct cuda_daemon_options *options, struct cuda_daemon_seen *seen);
 
-/* Waits until the stand-in has exited, as it does when the connection ends. If it failed, ends the calling process. */
+/* Waits until the stand-in exits, which it does when the connection ends. If it failed, ends the calling process. */
 void cuda_daemon_wait(pid_t pid);

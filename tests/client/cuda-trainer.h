@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * A trainer on a GPU, the only rank of a job of tests/client/cuda-daemon.c. What cannot be ends the process with a sentence
- * (CHECK of tests/sim/sim-child.h).
+ * A trainer on a GPU, the only rank of a job with tests/client/cuda-daemon.c. If an expectation fails, the process
+ * prints a sentence and ends (CHECK of tests/sim/sim-child.h).
  */
 
 #include <stddef.h>
@@ -15,34 +15,40 @@
 #include "zerod/client.h"
 
 struct trainer {
-    const uint64_t *sizes; /* of its parameters, in elements; the caller's */
+    const uint64_t *sizes; /* [parameter]: its number of elements; owned by the caller */
     unsigned n_params;
     pid_t daemon;
     struct cuda_daemon_seen *seen;
-    struct gpu *gpu; /* NULL: none is open */
+    struct gpu *gpu; /* NULL if no GPU is open */
     struct zerod *c;
-    float *grads; /* on the GPU, one parameter behind the other; until the job is formed, the initial weights */
-    float *host;  /* what the weights should be, likewise */
+    float *grads; /* on the GPU, all parameters without gaps; until the job is formed, the initial weights */
+    float *host;  /* the expected weights, in the same layout */
 };
 
-/* Elements before those of a parameter, which may be n_params. */
+/* Return: how many elements precede a parameter. param may be n_params. */
 size_t trainer_offset(const struct trainer *trainer, unsigned param);
 
-/* A multiple of 0.25 under 256, so that sums of some thousands are exact. Of round 0: initial weights. */
+/*
+ * Return: a multiple of 0.25 below 256, so that sums of some thousand values are exact. Round 0 has the initial
+ * weights.
+ */
 float trainer_value(unsigned param, uint64_t elem, unsigned round);
 
-/* Starts the other end and attaches as rank. own: the GPU that this process takes, -1: none. */
+/* Starts the stand-in and attaches as rank. own is the GPU that this process uses, or -1 for none. */
 struct trainer trainer_begin(const struct cuda_daemon_options *options, const uint64_t *sizes, unsigned n_params,
                              int own, int rank);
 
-/* Declares p0, p1, ..., fp32 and trainable; fills host. */
+/* Declares trainable fp32 parameters p0, p1, ..., and fills host. */
 void trainer_declare(struct trainer *trainer);
 
-/* Is what the daemon shows on the GPU what it should be? */
+/* Asserts that the weights that the daemon shows on the GPU are the expected ones. */
 void trainer_check_weight(struct trainer *trainer, unsigned param);
 
-/* Closes the handle if it is open, and waits until the other end is gone. */
+/* Closes the handle if it is open, and waits until the stand-in has ended. */
 void trainer_end(struct trainer *trainer);
 
-/* Lets the client find the stand-ins' driver, which ZEROD_LIBCUDA_SIM names. Ends the process where nothing does. */
+/*
+ * Makes the client find the simulated driver, which ZEROD_LIBCUDA_SIM names. If the variable is not set, ends the
+ * process.
+ */
 void trainer_find_driver(void);

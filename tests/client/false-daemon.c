@@ -18,7 +18,7 @@
 #include "core/diagnosis/diagnosis.h"
 #include "core/wire/wire-request.h"
 
-enum { CONNECTIONS = 4 }; /* one of a rank, and some that ask for the status */
+enum { CONNECTIONS = 4 }; /* the rank's, and some that ask for the status */
 
 struct false_daemon {
     char path[108];
@@ -80,7 +80,7 @@ static void answer(struct false_daemon *daemon, int fd)
     } while (answer->more && daemon->at < daemon->n);
 }
 
-/* Return: false, the client has hung up. */
+/* Return: false if the client has hung up. */
 static bool serve_packet(struct false_daemon *daemon, int fd)
 {
     char why[WIRE_WHY_BYTES];

@@ -28,7 +28,7 @@
 
 enum { N_TICKETS = 8, PAGE = 4096, RING_BYTES = 16384, BUCKET_ELEMS = 1024, MAX_STRINGS = 64 };
 
-/* The exit status of a life whose client has hung up: there is no next one. */
+/* The exit status of a life whose client has hung up. No life follows it. */
 enum { HUNG_UP = 2 };
 
 #define NEED(what)                                                                                                     \
@@ -39,12 +39,12 @@ enum { HUNG_UP = 2 };
         }                                                                                                              \
     } while (0)
 
-/* Memory that outlives the lives. */
+/* Memory that all lives share. */
 struct kept {
     struct resume_seen *seen;
     int ring_fd, credit_fd, weights_fd;
     struct credit_page *credit;
-    bool *slots; /* per ticket: pushed in the open micro-batch */
+    bool *slots; /* [ticket]: whether it was pushed in the open micro-batch */
 };
 
 struct life {
@@ -59,9 +59,9 @@ struct life {
     struct manifest manifest;
     struct layout *layout;
     bool knows[MAX_STRINGS];
-    bool answers; /* to the packet that is served */
+    bool answers; /* whether the current packet is answered */
     uint32_t n_hellos;
-    uint64_t n_sent; /* after Hello: what the client says that it has sent */
+    uint64_t n_sent; /* how many requests the client says that it has sent, in Hello */
 };
 
 /* ---- answers ------------------------------------------------------------------------------------------- */
@@ -128,7 +128,7 @@ static void welcome(struct life *l, bool resumed, uint64_t n_received)
         NULL, 0);
 }
 
-/* The answer to the last recorded request, which the client waits for. */
+/* Answers the last recorded request again, because the client waits for that answer. */
 static void answer_last(struct life *l)
 {
     l->seen->n_waits++;
@@ -150,7 +150,7 @@ static void adopt(struct life *l, const struct request_hello *hello)
         answer_last(l);
 }
 
-/* The life has adopted nothing, and the rank has nothing either. */
+/* Begins a job with nothing adopted, for a rank that has no state either. */
 static void begin_anew(struct life *l)
 {
     struct resume_seen *seen = l->seen;
@@ -244,7 +244,7 @@ static void next_attempt(struct life *l)
     l->seen->micro_batch = 0;
 }
 
-/* The question in attempt 1 hears that the step was aborted, until the client has seen that. */
+/* In attempt 1 the step is aborted. The answer says so until the client has seen the abort. */
 static void grad_norm(struct life *l)
 {
     if (l->seen->attempt == 1)
@@ -299,7 +299,7 @@ static void serve_recorded(struct life *l, const struct request *request)
     case REQUEST_PUSH:
         push(l, &request->push);
         return;
-    case REQUEST_PUSHES: /* into one slot */
+    case REQUEST_PUSHES: /* pushes into one slot */
         push(l, &request->pushes.first);
         return;
     case REQUEST_END_BACKWARD:
@@ -351,7 +351,7 @@ static void serve_unrecorded(struct life *l, const struct request *request)
     case REQUEST_GRAD_NORM:
         return grad_norm(l);
     case REQUEST_GATHER:
-        /* Without an answer the rank does not hold them. */
+        /* Without an answer the rank has not gathered the parameters. */
         if (l->answers)
             count_held(l, request->gather.params, request->gather.n_params, true);
         return say_done(l);
@@ -387,7 +387,7 @@ static void accept_next(struct life *l)
     NEED(l->fd >= 0);
 }
 
-/* Return: false when the client has hung up. */
+/* Waits for a packet. Return: false if the client has hung up. */
 static bool receive(struct life *l, struct request *request)
 {
     struct pollfd pollfd = {.fd = l->fd, .events = POLLIN};
@@ -420,7 +420,7 @@ static void serve(struct life *l)
 
     for (l->seen->n_packets = 0;;) {
         if (!receive(l, &request)) {
-            if (l->n_hellos > 0) /* else a connection that asked whether somebody listens */
+            if (l->n_hellos > 0) /* else the client only asked whether a daemon listens */
                 _exit(HUNG_UP);
             accept_next(l);
             continue;
@@ -454,7 +454,7 @@ static void live(const struct resume_options *options, const struct resume_life 
 
     NEED(prctl(PR_SET_PDEATHSIG, SIGKILL) == 0);
     NEED(l.out && frame_buffer_init(&l.in) == 0 && wire_arena_init(&l.arena) == 0);
-    NEED(listen(listener, 8) == 0); /* from now on this process is the socket's */
+    NEED(listen(listener, 8) == 0); /* makes this process the peer of new connections */
     atomic_fetch_add(&kept->seen->n_lives, 1);
     accept_next(&l);
     serve(&l);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What a daemon answers a rank is well-formed, and one value of it is false: the call fails with a sentence, and no
- * memory is read or written that is not there.
+ * A daemon's answers are well-formed, but one value is false. The call must fail with a sentence, and must not access
+ * memory outside of the segments.
  */
 
 #include <errno.h>
@@ -26,7 +26,7 @@ enum {
     PAGE = 4096,
     N_ELEMS = 5000,
     RING_BYTES = 6 * PAGE,
-    WEIGHT_BYTES = 9 * PAGE, /* the layout leaves room for more ranks */
+    WEIGHT_BYTES = 9 * PAGE, /* with room for more ranks */
     STATE_BYTES = 5 * PAGE,
     N_TICKETS = 8,
     MAX_ANSWERS = 16,
@@ -45,7 +45,7 @@ struct script {
     struct wire_arena arena;
 };
 
-/* n_bytes: of each of the n_fds descriptors. */
+/* Adds an answer with n_fds descriptors. n_bytes has the size of the memory behind each. */
 static void add(struct script *script, const struct reply *reply, const size_t *n_bytes, size_t n_fds, bool is_sealed)
 {
     struct false_answer *answer = &script->answers[script->n];
@@ -62,7 +62,7 @@ static void add_done(struct script *script)
     add(script, &(struct reply){.type = REPLY_DONE, .done = {.loss_scale = 1}}, NULL, 0, true);
 }
 
-/* What is said of the memory of a job, and what it is. */
+/* The memory of a job: what the daemon announces, and the true sizes (n_bytes). */
 struct memory {
     uint32_t stage;
     struct wire_segment segments[MAX_SEGMENTS];
@@ -115,8 +115,8 @@ static void begin(struct script *script, const struct memory *memory)
                                    .ring_bytes = memory->ring_bytes,
                                    .loss_scale = 1}},
         memory->n_bytes, memory->n, !memory->can_be_cut);
-    add_done(script); /* the initial weights */
-    add_done(script); /* and Ready */
+    add_done(script); /* for the initial weights */
+    add_done(script); /* for Ready */
 }
 
 static void end(struct script *script)
@@ -134,7 +134,7 @@ struct run {
     struct zerod *c;
 };
 
-/* A rank that has declared one parameter. */
+/* Connects a rank, which declares one parameter. */
 static struct run connect_to(const struct script *script)
 {
     const uint64_t n_elems = N_ELEMS;
@@ -225,7 +225,7 @@ static void test_less_than_the_job_needs(void **state)
     memory = right;
     memory.ring_bytes = RING_BYTES + 2 * PAGE;
     check_form(&memory, "zerod sent no ring of 32768 bytes");
-    memory.ring_bytes = UINT64_MAX; /* its end, rounded up, is 0 */
+    memory.ring_bytes = UINT64_MAX; /* the end of the ring, rounded up, is 0 */
     check_form(&memory, "zerod sent no ring of 18446744073709551615 bytes");
     memory.ring_bytes = 3;
     check_form(&memory, "zerod's ring of 3 bytes has no room for one weight");
@@ -239,7 +239,7 @@ static void test_other_kinds(void **state)
 
         memory.segments[i].kind = WIRE_SEGMENT_POOL;
         check_form(&memory, "the segment differs from its announcement");
-        memory.segments[i].kind = right.segments[i ? 0 : 1].kind; /* one of them twice */
+        memory.segments[i].kind = right.segments[i ? 0 : 1].kind; /* one kind occurs twice */
         check_form(&memory, "the segment differs from its announcement");
         memory.segments[i] = right.segments[i];
         memory.segments[i].cuda = true;
@@ -257,7 +257,7 @@ static struct run form(const struct script *script)
     return run;
 }
 
-/* The ring has room for one slot; nothing is credited. */
+/* The ring has one slot, which the daemon never returns, so the second push needs a slot of the overflow memory. */
 static void check_slot(uint64_t offset_bytes, bool is_right)
 {
     struct script script;
@@ -317,7 +317,7 @@ static void test_windows(void **state)
     check_window(WEIGHT_BYTES, false);
 }
 
-/* What a question for state is answered with. */
+/* Answers questions for state with a segment of this size. */
 static void check_state(size_t n_bytes, bool is_sealed, int r)
 {
     const struct wire_segment segment = {WIRE_SEGMENT_STATE, STATE_BYTES, false};
@@ -344,7 +344,7 @@ static void test_state(void **state)
     check_state(STATE_BYTES, false, -EPROTO);
 }
 
-/* Without an end, zerodctl would wait for it for ever. */
+/* Empty parts are refused, because zerodctl would wait for the end of such an answer for ever. */
 static void test_status_of_empty_parts(void **state)
 {
     const char *json = NULL;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * libzerod in a job on GPUs in stage 3, over the stand-ins, as tests/client/test-client-cuda.c has it for stages 1 and 2. What
- * a process holds of the GPU's memory the driver tells; that nothing of it goes while a stream uses it the stand-ins
- * see.
+ * Tests libzerod in a job on GPUs in stage 3, with the stand-ins. tests/client/test-client-cuda.c is for stages 1 and
+ * 2. The driver tells how much of the GPU's memory a process has. The stand-ins check that none of it is freed while a
+ * stream uses it.
  */
 
 #include <dlfcn.h>
@@ -23,22 +23,25 @@
 #include "tests/sim/sim-child.h"
 #include "tests/tiers.h"
 
-/* ONE, TWO and THREE take a granule each, LARGE two. */
+/* ONE, TWO and THREE each need one granule of GPU memory, LARGE needs two. */
 enum { SMALL, ONE, EMPTY, TWO, THREE, LARGE, LAST, N_PARAMS };
 static const uint64_t sizes[N_PARAMS] = {100, 200000, 0, 200000, 200000, 600000, 3000};
 
 enum {
     GRANULE = 2 << 20,
     MIB = 1 << 20,
-    TWO_GRANULES_ELEMS = 2 * GRANULE / sizeof(float), /* max_live_elems under which two granules may be held */
+    TWO_GRANULES_ELEMS = 2 * GRANULE / sizeof(float), /* max_live_elems that allows two granules */
 };
 
-/* Values that a test compares beside the trainer's. They are static because each test's body has its own process. */
+/*
+ * Values that a test compares, in addition to the trainer's. They are static because each test's body has its own
+ * process.
+ */
 static struct {
     float *copied;      /* on the GPU: where read_slowly() copies to */
-    size_t n_own_bytes; /* of the GPU's memory, before anything was gathered */
+    size_t n_own_bytes; /* GPU memory in use before anything was gathered */
     const void *places[N_PARAMS];
-    void *event; /* behind the last read_slowly() */
+    void *event; /* recorded after the last read_slowly() */
 } observed;
 
 /* The pool has room for all weights in two requests, and max_live_elems is never reached. */
@@ -68,13 +71,13 @@ static size_t used_bytes(void)
     return total - n_free;
 }
 
-/* MiB that are held for gathered weights. */
+/* Return: the MiB of GPU memory that the client has for gathered weights. */
 static unsigned held_mib(void)
 {
     return (unsigned)((used_bytes() - observed.n_own_bytes) / MIB);
 }
 
-/* Does the last work on the stream still wait or run? */
+/* Return: whether the work before observed.event has not ended. */
 static bool is_running(void)
 {
     enum { NOT_READY = 600 };
@@ -84,7 +87,7 @@ static bool is_running(void)
     return r == NOT_READY;
 }
 
-/* Work on a stream that reads a weight, as a kernel of the program's would; returns at once. */
+/* Starts work on a stream that reads a weight, as a kernel of the program would. Does not wait for the work. */
 static void read_on(struct trainer *t, unsigned param, void *stream)
 {
     CHECK(DRIVER(int (*)(address, address, size_t, void *), "cuMemcpyDtoDAsync_v2")(
@@ -130,14 +133,14 @@ static struct trainer begin_formed(const struct cuda_daemon_options *options)
 
 #define LIST(...) ((const unsigned[]){__VA_ARGS__}), sizeof((unsigned[]){__VA_ARGS__}) / sizeof(unsigned)
 
-/* Is it shown where it was at first, and as it should be? */
+/* Asserts that the weight has its first address and the right values. */
 static void check_weight(struct trainer *t, unsigned p)
 {
     CHECK(zerod_weight(t->c, p) == observed.places[p]);
     trainer_check_weight(t, p);
 }
 
-/* And what read_slowly() has read? The weights as they were then. */
+/* Asserts that read_slowly() read the expected weights. */
 static void check_copied(struct trainer *t, unsigned p, const float *expected)
 {
     float *seen = malloc(sizes[p] * sizeof(float));
@@ -158,7 +161,10 @@ static void release_one(struct trainer *t, unsigned p)
     CHECK(zerod_release(t->c, &p, 1) == 0);
 }
 
-/* Gathers, puts work on the stream, and releases while that runs; the caller sees to it that it takes long. */
+/*
+ * Gathers, starts work on the stream, and releases while that work runs. The delays of the caller's process make it
+ * slow.
+ */
 static void use_slowly(struct trainer *t, unsigned p)
 {
     CHECK(zerod_gather(t->c, &p, 1) == 0);
@@ -173,7 +179,7 @@ static void drain(struct trainer *t)
     CHECK(gpu_get(t->gpu, &there, observed.copied, sizeof(there)) == 0);
 }
 
-/* A step: 1 is added to every weight. */
+/* Does a step, which adds 1 to every weight. */
 static int take_step(struct trainer *t)
 {
     size_t n = trainer_offset(t, N_PARAMS);
@@ -201,14 +207,16 @@ static bool says(const struct trainer *t, const char *text)
     return false;
 }
 
-/* Until the job is formed there are 12 copies; the 13th is of the first parameter that is gathered, the next reads it.
+/*
+ * Delays the first read. 12 copies happen until the job is formed, the 13th gathers the first parameter, the 14th reads
+ * it.
  */
 #define WHEN_FIRST_READ "cudaMemcpyAsync:delay=2000@14"
 
-/* One more was gathered before, and the stream was waited for with a copy. */
+/* Delays the first read of a test that gathers once more and drains the stream before it. */
 #define WHEN_READ_LATER "cudaMemcpyAsync:delay=2000@16"
 
-/* The delays under which most tests run. */
+/* Runs a test's body with the delays of most tests. */
 static void passes(void (*body)(void *arg))
 {
     child_passes("delay-us=3000", body, NULL);
@@ -231,17 +239,17 @@ static void one_by_one(void *arg)
             gather_one(&t, p);
             release_one(&t, p);
         }
-    CHECK(held_mib() == 6); /* of each size one piece */
+    CHECK(held_mib() == 6); /* one piece of memory of each size */
     CHECK(take_step(&t) == 0);
     CHECK(t.seen->n_held == 0);
-    CHECK(t.seen->n_gathers == 2 * N_PARAMS); /* nothing is gathered, and nothing has to follow */
+    CHECK(t.seen->n_gathers == 2 * N_PARAMS); /* the step gathers nothing again */
     for (unsigned p = 0; p < N_PARAMS; p++)
         gather_one(&t, p);
     CHECK(zerod_prefetch(t.c, LIST(ONE, TWO)) == 0);
     trainer_end(&t);
 }
 
-/* More than the pool has room for. */
+/* Gathers more than the pool can contain. */
 static void all_at_once(void *arg)
 {
     struct trainer t = begin_formed(&usual);
@@ -272,7 +280,7 @@ static void as_often_as_gathered(void *arg)
     gather_one(&t, TWO);
     release_one(&t, TWO);
     drain(&t);
-    gather_one(&t, LARGE); /* takes what is no longer needed: neither of the two is */
+    gather_one(&t, LARGE); /* may reuse only memory that is no longer needed: neither ONE's nor TWO's */
     CHECK(held_mib() == 8);
     check_weight(&t, ONE);
     check_weight(&t, TWO);
@@ -353,7 +361,7 @@ static void test_released(void **state)
                "cudaMemcpyAsync: the source (800000 bytes) is neither device memory nor registered host memory");
 }
 
-/* A second cuMemCreate() would fail. */
+/* All three use the same memory, because a second cuMemCreate() would fail. */
 static void one_after_the_other(void *arg)
 {
     struct trainer t = begin_formed(&usual);
@@ -377,7 +385,7 @@ static void while_it_is_read(void *arg)
     (void)arg;
     use_slowly(&t, ONE);
     CHECK(zerod_gather(t.c, LIST(TWO)) == 0);
-    CHECK(is_running() && held_mib() == 4); /* the gather did not wait, and kept the memory that is being read */
+    CHECK(is_running() && held_mib() == 4); /* the gather did not wait, and left the memory that is still read */
     drain(&t);
     gather_one(&t, THREE);
     CHECK(held_mib() == 4);
@@ -386,7 +394,7 @@ static void while_it_is_read(void *arg)
     trainer_end(&t);
 }
 
-/* The event of the time before is past. */
+/* ONE is gathered and released twice. The event of the first release has passed, that of the second has not. */
 static void hidden_once_more(void *arg)
 {
     struct trainer t = begin_formed(&usual);
@@ -420,7 +428,7 @@ static void again_while_it_is_read(void *arg)
     trainer_end(&t);
 }
 
-/* Released, read on, and gathered again with the weights of the next step. */
+/* A parameter is released, still read, and gathered again with the weights of the next step. */
 static void again_after_a_step(void *arg)
 {
     struct trainer t = begin_formed(&usual);
@@ -456,7 +464,7 @@ static struct cuda_daemon_options bounded(void)
     return options;
 }
 
-/* A third one waits for what reads the first. */
+/* The third gather waits for the stream's work that reads the first weights. */
 static void waits_for_the_first(void *arg)
 {
     struct cuda_daemon_options options = bounded();
@@ -495,7 +503,7 @@ static void sizes_change(void *arg)
     trainer_end(&t);
 }
 
-/* Released memory does not count against the bound. */
+/* Weights that are released, and no longer read, do not count against the bound. */
 static void given_back(void *arg)
 {
     struct cuda_daemon_options options = bounded();
@@ -531,15 +539,15 @@ static void steps(void *arg)
     for (unsigned round = 0; round < 3; round++) {
         uint32_t n_gathers = t.seen->n_gathers;
 
-        read_slowly(&t, ONE); /* with the old weights */
+        read_slowly(&t, ONE); /* sees the weights before the step */
         CHECK(take_step(&t) == 0);
-        CHECK(t.seen->n_gathers == n_gathers + 2); /* in as many requests as it takes */
+        CHECK(t.seen->n_gathers == n_gathers + 2); /* gathered again, in two requests */
         for (unsigned p = SMALL; p <= LARGE; p++)
             check_weight(&t, p);
     }
     release_one(&t, ONE);
     CHECK(zerod_release(t.c, LIST(SMALL, ONE, TWO, THREE, LARGE)) == 0);
-    gather_one(&t, EMPTY); /* answered, so that what was sent before is counted */
+    gather_one(&t, EMPTY); /* gets an answer, so earlier requests are counted */
     CHECK(t.seen->n_held == 1);
     trainer_end(&t);
 }
@@ -555,12 +563,12 @@ static void windows(void *arg)
     CHECK(zerod_write_begin(t.c) == 0);
     for (unsigned p = 0; p < N_PARAMS; p++)
         CHECK(memcmp(zerod_window(t.c, p), t.host + trainer_offset(&t, p), sizes[p] * sizeof(float)) == 0);
-    gather_one(&t, LARGE); /* what is gathered is what is committed */
+    gather_one(&t, LARGE); /* gathers the committed weights, not the window's */
     window = zerod_window(t.c, TWO);
     kept = t.host[trainer_offset(&t, TWO) + 5];
     window[5] = 77;
     check_weight(&t, TWO);
-    t.host[trainer_offset(&t, TWO) + 5] = rank == 0 ? 77 : kept; /* what other ranks write is dropped */
+    t.host[trainer_offset(&t, TWO) + 5] = rank == 0 ? 77 : kept; /* other ranks' writes are dropped */
     CHECK(zerod_write_end(t.c) == 0);
     check_weight(&t, TWO);
     check_weight(&t, LARGE);
@@ -572,7 +580,7 @@ static void windows(void *arg)
     trainer_end(&t);
 }
 
-/* Another rank aborts the next step before this one has seen the end of the last. */
+/* Another rank aborts the next step before this rank has gathered the weights of the last step. */
 static void aborted_meanwhile(void *arg)
 {
     struct cuda_daemon_options options = usual;
@@ -643,7 +651,7 @@ static void offsets(void *arg)
     trainer_end(&t);
 }
 
-/* The second of two requests; nothing of the first is left. */
+/* The second of two requests is refused. Nothing of the first request stays gathered. */
 static void refused(void *arg)
 {
     struct trainer t = begin_wrong(GATHERS_REFUSED, 2);
@@ -656,7 +664,7 @@ static void refused(void *arg)
     CHECK(zerod_release(t.c, LIST(ONE)) == -EINVAL);
     drain(&t);
     CHECK(zerod_gather(t.c, LIST(THREE, LARGE)) == 0);
-    CHECK(held_mib() == 10); /* two of those pieces are free */
+    CHECK(held_mib() == 10); /* the refused gather left 4 MiB of it free */
     check_weight(&t, THREE);
     check_weight(&t, LARGE);
     trainer_end(&t);
@@ -688,7 +696,7 @@ static void small_pool(void *arg)
     trainer_end(&t);
 }
 
-/* The GPU has 16 MiB, and the program uses 9.2 of them. */
+/* The GPU has 16 MiB. The program itself uses 9.2 MiB. */
 static void no_memory(void *arg)
 {
     struct trainer t = begin_formed(&usual);
@@ -705,7 +713,7 @@ static void no_memory(void *arg)
     check_weight(&t, TWO);
     gather_one(&t, EMPTY);
     CHECK(t.seen->n_held == 3);
-    /* A release makes room. */
+    /* A release frees memory for the next gather. */
     release_one(&t, ONE);
     gather_one(&t, LARGE);
     CHECK(held_mib() == 6);
@@ -713,7 +721,7 @@ static void no_memory(void *arg)
     trainer_end(&t);
 }
 
-/* The memory that a gather waits for is still read by the stream. */
+/* A gather waits for memory that the stream still reads. */
 static void no_memory_for_long(void *arg)
 {
     struct trainer t = begin_formed(&usual);
@@ -779,7 +787,7 @@ static void test_memory(void **state)
         child_passes("memory=16,delay-us=5000", no_memory, NULL);
     child_passes("memory=16,cudaMemcpyAsync:delay=2000@15", no_memory_for_long, NULL);
     child_passes("cuMemCreate:error=CUDA_ERROR_OUT_OF_MEMORY", makes_room, NULL);
-    /* The first two are those of the ring and the pool. */
+    /* The first two calls are for the ring and the pool. */
     child_passes("cuMemSetAccess:error=CUDA_ERROR_OUT_OF_MEMORY@3", makes_room, NULL);
     if (tests_full())
         child_passes("cuMemMap:error=CUDA_ERROR_OUT_OF_MEMORY@3", makes_room, NULL);
@@ -792,8 +800,10 @@ static void test_memory(void **state)
 
 /* ---- the end -------------------------------------------------------------------------------------------- */
 
-/* A handle is closed, which frees its memory, while streams still read it: the caller's stream reads gathered weights,
- * and the streams that it had at each release read released ones. */
+/*
+ * A handle is closed, which frees its memory while streams still read it. The caller's stream reads gathered weights.
+ * Another stream, the handle's at a release, reads released weights.
+ */
 static void closed_early(void *arg)
 {
     struct trainer t = begin_formed(&usual);
@@ -804,7 +814,7 @@ static void closed_early(void *arg)
     CHECK(zerod_gather(t.c, LIST(ONE, TWO, THREE, SMALL)) == 0);
     CHECK(zerod_release(t.c, LIST(SMALL)) == 0);
     drain(&t);
-    CHECK(zerod_gather(t.c, LIST(LARGE)) == 0); /* SMALL's memory is free */
+    CHECK(zerod_gather(t.c, LIST(LARGE)) == 0); /* in other memory than SMALL's, which stays free */
     for (unsigned i = 0; i < 4; i++)
         read_on(&t, ONE, gpu_stream(other));
     CHECK(zerod_set_stream(t.c, gpu_stream(other)) == 0 && zerod_release(t.c, LIST(ONE)) == 0);
@@ -845,7 +855,7 @@ static void forked(void *arg)
 static void test_ends(void **state)
 {
     (void)state;
-    /* The first of the copies on the other stream, and the one on the caller's. */
+    /* Copy 19 is the first one on the other stream, copy 23 the one on the caller's stream. */
     child_passes("cudaMemcpyAsync:delay=2000@19,cudaMemcpyAsync:delay=1000@23", closed_early, NULL);
     if (tests_full())
         child_passes("cudaMemcpyAsync:delay=1000@19,cudaMemcpyAsync:delay=2000@23", closed_early, NULL);

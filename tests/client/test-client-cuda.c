@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * libzerod in a job on GPUs, over the stand-ins: the client opens libcuda-sim.so as it would the driver, and the other
- * end is tests/client/cuda-daemon.c. Each test's body runs in a process of its own, for the stand-ins read their environment
- * once.
+ * Tests libzerod in a job on GPUs, with the stand-ins. The client opens libcuda-sim.so instead of the driver, and its
+ * daemon is tests/client/cuda-daemon.c. Each test's body runs in a process of its own, because the stand-ins read their
+ * environment once.
  */
 
 #include <errno.h>
@@ -23,7 +23,7 @@
 #include "tests/client/cuda-trainer.h"
 #include "tests/sim/sim-child.h"
 
-/* The last one is larger than a bucket and travels in parts. */
+/* The last parameter is larger than a bucket and travels in parts. */
 static const uint64_t sizes[] = {100, 7, 1, 3000, 0, 70000 * 3};
 enum {
     N_PARAMS = sizeof(sizes) / sizeof(sizes[0]),
@@ -47,7 +47,7 @@ static struct trainer begin_formed(const struct cuda_daemon_options *options)
     return t;
 }
 
-/* On the GPU, where p's gradient lies from now on; it is counted among what the weights should be. */
+/* Writes p's gradient to its place on the GPU, and adds it to the expected weights. Return: its address on the GPU. */
 static float *make_gradient(struct trainer *t, unsigned p, unsigned round)
 {
     float *at = t->grads + trainer_offset(t, p), *host = malloc(sizes[p] * sizeof(float) + 1);
@@ -101,7 +101,7 @@ static const struct cuda_daemon_options usual = {.bucket_elems = BUCKET_ELEMS, .
 
 static void test_train(void **state)
 {
-    /* The daemon is faster, as fast and slower than the trainer's stream. */
+    /* The daemon is faster than the trainer's stream, as fast, or slower. */
     static const char *const delays[][2] = {{"delay-us=3000", ""}, {"", ""}, {"delay-us=0", "delay-us=3000"}};
 
     (void)state;
@@ -128,7 +128,7 @@ static void test_another_device(void **state)
     child_passes("seed=5", train_on_another, NULL);
 }
 
-/* Memory that devices may not only read: what a driver that knows no such thing leaves. */
+/* A driver that cannot make memory read-only. The client maps it writable. */
 static void test_no_read_only(void **state)
 {
     (void)state;
@@ -167,7 +167,7 @@ static void test_slots(void **state)
 
 /* ---- streams and threads -------------------------------------------------------------------------------- */
 
-/* Parameters of one slot come from three streams, and the daemon looks at the last point alone. */
+/* Parameters of one slot are copied on three streams. The daemon waits only for the last point. */
 static void three_streams(void *arg)
 {
     struct trainer t = begin_formed(&usual);
@@ -177,7 +177,7 @@ static void three_streams(void *arg)
     CHECK(gpu_open(&other, 0) == 0);
     for (unsigned round = 0; round < 2; round++) {
         for (unsigned p = 0; p < SLOT_PARAMS; p++)
-            (void)make_gradient(&t, p, round); /* it waits for the stream */
+            (void)make_gradient(&t, p, round); /* waits for the stream */
         CHECK(zerod_begin_backward(t.c, NULL) == 0);
         for (unsigned p = SLOT_PARAMS; p-- > 0;) {
             CHECK(zerod_set_stream(t.c, p == 2 ? NULL : gpu_stream(p % 2 == 0 ? t.gpu : other)) == 0);
@@ -195,7 +195,7 @@ static void three_streams(void *arg)
 static void test_streams(void **state)
 {
     (void)state;
-    /* All copies take equally long, so the second copy on one stream ends later than the last one on another. */
+    /* All copies take equally long, so the second copy on one stream ends later than the last copy on another. */
     child_passes("delay-us=0,cudaMemcpyAsync:delay=30@*", three_streams, NULL);
 }
 
@@ -220,7 +220,7 @@ static void *push_the_last(void *arg)
     return NULL;
 }
 
-/* Each thread's default stream is another one under the same handle: a backward runs on a thread of the framework's. */
+/* The same handle means another default stream on each thread. A framework's backward runs on another thread. */
 static void streams_of_threads(void *arg)
 {
     struct trainer t = begin_formed(&usual);
@@ -244,7 +244,7 @@ static void streams_of_threads(void *arg)
     trainer_end(&t);
 }
 
-/* A thread without a context, as a framework's thread may be. */
+/* Pushes from a thread without a context, like a thread of the framework. */
 static void other_thread(void *arg)
 {
     struct trainer t = begin_formed(&usual);
@@ -283,7 +283,7 @@ static void duplicates(void *arg)
     CHECK(zerod_end_backward(t.c, NULL, 0) == 0);
     CHECK(t.seen->n_duplicates == 1);
     CHECK(t.seen->duplicate_sum == position_sum_finish(&sum, sizes[3] * sizeof(float)));
-    /* Where a second one is computed is not where the first one lies. */
+    /* The second gradient is computed in another slot than the first. */
     push_all(&t, 5);
     slot = zerod_slot(t.c, 3);
     CHECK(slot && gpu_put(t.gpu, slot, kept, sizes[3] * sizeof(float)) == 0);
@@ -342,7 +342,7 @@ static void no_context(void *arg)
     CHECK(zerod_form(t.c) == -ENODEV);
     CHECK(strcmp(zerod_error(t.c)->text, "this thread uses no GPU yet, and the job's gradients lie on GPUs: "
                                          "cudaSetDevice(local rank) first") == 0);
-    /* Not the end of the connection. */
+    /* The connection is still usable. */
     CHECK(gpu_open(&t.gpu, 0) == 0);
     CHECK(zerod_form(t.c) == 0);
     trainer_end(&t);
@@ -379,7 +379,7 @@ static void wrong_gpu(void *arg)
                  "this rank's memory lies on GPU-73696d2d-6465-7669-6365-2d4200000000, and this process uses "
                  "GPU-73696d2d-6465-7669-6365-2d4400000000: cudaSetDevice(1) first, or let CUDA_VISIBLE_DEVICES name "
                  "the GPUs in the order of the ranks") == 0);
-    CHECK(zerod_step(t.c, NULL, NULL) == -ENODEV); /* it is: the daemon counts on this rank */
+    CHECK(zerod_step(t.c, NULL, NULL) == -ENODEV); /* final, because the daemon counts on this rank */
     trainer_end(&t);
 }
 
@@ -445,7 +445,7 @@ static void forked(void *arg)
     trainer_end(&t);
 }
 
-/* A handle is closed, which frees its memory, while work on the stream still uses it. */
+/* A handle is closed, which frees its memory while work on the stream still uses it. */
 static void closed_early(void *arg)
 {
     struct trainer t = begin_formed(&usual);
@@ -455,7 +455,7 @@ static void closed_early(void *arg)
     trainer_end(&t);
 }
 
-/* The GPU still has to write into a page that the close unmaps, on a stream that is not the handle's any more. */
+/* The close unmaps a page while the GPU still has to write to it, on a stream that is no longer the handle's. */
 static void closed_before_points(void *arg)
 {
     struct trainer t = begin_formed(&usual);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * libzerod while its daemon is replaced: the stand-in of resume-daemon.c dies after each packet of a conversation with
- * all kinds of requests, with and without the answer, once and twice. The next one must receive each recorded request
- * once, in order, byte for byte as in a conversation without a death, and no call may fail.
+ * Tests libzerod while its daemon is replaced. The stand-in of resume-daemon.c dies after each packet of a conversation
+ * with all kinds of requests, with and without an answer, once or twice. The next stand-in must receive each recorded
+ * request once, in order, byte for byte as in a conversation without a death, and no call may fail.
  */
 
 #include <errno.h>
@@ -29,10 +29,10 @@
 
 enum { N_PARAMS = 5, N_ELEMS = 1000, FIRST_PACKETS = 2, USUAL_MS = 20000 };
 
-/* Packets of a conversation: Hello, Declare, Form, the Inits, Ready. */
+/* Numbers of packets in a conversation: Hello, Declare, Form, the Inits, Ready. */
 enum { AT_FORM = 3, AT_READY = AT_FORM + N_PARAMS + 1 };
 
-static struct resume_seen seen; /* of the run that has ended last */
+static struct resume_seen seen; /* what the daemons of the last run received */
 static float values[N_ELEMS];
 static char path[64];
 
@@ -99,7 +99,7 @@ static void wait_for_death(struct run *run)
     assert_int_equal(poll(&(struct pollfd){.fd = run->fd, .events = POLLIN}, 1, -1), 1);
 }
 
-/* The call failed for good, with this text. */
+/* Asserts that the call failed with this text, and that all later calls fail. */
 static void check_fatal(struct run *run, int r, int expected, const char *text)
 {
     assert_string_equal(zerod_error(run->c)->text, text);
@@ -126,7 +126,7 @@ static void first_step(struct zerod *c)
 {
     assert_int_equal(zerod_begin_backward(c, NULL), 0);
     for (unsigned p = 0; p < N_PARAMS; p++)
-        push(c, p); /* the ring has room for four */
+        push(c, p); /* the ring has four slots */
     assert_int_equal(zerod_end_backward(c, "blob", 4), 0);
     assert_int_equal(zerod_report(c, 1102, &(unsigned){1}, 1, "a test"), 0);
     assert_int_equal(zerod_clear_fault(c), 0);
@@ -203,13 +203,13 @@ static void check_death(uint32_t stage, uint32_t n_packets, bool unanswered, con
     assert_int_equal(seen.n_lives, 2);
     check_seen(expected);
     check_held(expected);
-    /* The next one dies as well: at Hello, between the strings, what is held, and what was recorded. */
+    /* The second daemon dies as well: at Hello, between the strings, the Helds, and the recorded requests. */
     for (uint32_t n = 1; n <= 12; n += 1 + n / 4) {
         options.lives[1] = (struct resume_life){.n_packets = n, .unanswered = n % 2 == 1};
         converse(&options);
         assert_true(seen.n_lives >= 2);
         check_seen(expected);
-        if (n_packets < expected->n_packets) /* else the rank has left when it gets the answer, and sends no more */
+        if (n_packets < expected->n_packets) /* else the rank has left, and sends no Held */
             check_held(expected);
     }
 }
@@ -289,7 +289,7 @@ static void test_many_held(void **state)
     (void)state;
     for (unsigned i = 0; i < N; i++)
         params[i] = i % 3;
-    /* At each of the Gathers and Releases, of which there are three. */
+    /* The daemon dies at each of the three Gathers and three Releases. */
     for (uint32_t n = 1; n <= 6; n++) {
         struct run run;
 
@@ -305,7 +305,9 @@ static void test_many_held(void **state)
     free(params);
 }
 
-/* The break is noticed at the first of three Releases. The next daemon hears what is left, so the others are not sent.
+/*
+ * The client notices the death at the first of three Releases. It tells the next daemon what is still gathered, so the
+ * other two Releases are not sent.
  */
 static void test_many_released(void **state)
 {
@@ -345,7 +347,9 @@ static void test_held_in_several_messages(void **state)
     free(params);
 }
 
-/* Two deaths without an answer in between, further apart than reattach_ms: only times without a daemon count. */
+/*
+ * Two daemons die without an answer in between, further apart than reattach_ms. Only the time without a daemon counts.
+ */
 static void test_deaths_far_apart(void **state)
 {
     struct resume_options options = {.stage = 2, .reattach_ms = 500};
@@ -368,7 +372,7 @@ static void test_deaths_far_apart(void **state)
 
 /* ---- forming ------------------------------------------------------------------------------------------- */
 
-/* Until zerod_form() has returned nothing is lost with the state. */
+/* Until zerod_form() has returned, a lost daemon loses no training state, so forming begins again. */
 static void test_forming_begins_again(void **state)
 {
     static struct resume_seen expected;
@@ -438,7 +442,7 @@ static void test_socket_is_gone(void **state)
     check_given_up((struct resume_life){.unlinks = true, .after_ms = 3000});
 }
 
-/* The daemon was killed, and its service manager has closed all that it kept. */
+/* The daemon was killed, and its service manager closed the descriptors that it kept. */
 static void test_socket_is_closed(void **state)
 {
     (void)state;
@@ -466,7 +470,7 @@ static void test_nobody_listens(void **state)
                 "(limits.reattach_timeout); see its log");
 }
 
-/* The listener is kept, so that connections wait there. */
+/* The listener is kept, so connections wait in its queue. */
 static void test_nobody_answers(void **state)
 {
     struct run run = begin_with_death((struct resume_life){.after_ms = 1500}, (struct resume_life){0}, 500);

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The example model against finite differences, the promises that the example
- * trainer rests on (every gradient once, in backward order, the same bits
- * again), and the reference's own arithmetic.
+ * Compares the example model with finite differences. Tests what the example trainer relies on (each gradient once, in
+ * backward order, with the same bits in every run), and the arithmetic of the reference.
  */
 
 #include <errno.h>
@@ -27,17 +26,17 @@
 
 static const struct model_shape SHAPE = {.n_layers = 2, .width = 32, .n_heads = 2, .n_seqs = 3, .seq_len = 16};
 
-/* A model with weights, gradients and one batch; hooks that record what they see. */
+/* A model with weights, gradients and one batch. Its hooks record their calls. */
 struct fixture {
     struct model *model;
     unsigned n_params;
     float **weights, **grads;
-    unsigned *n_ready;     /* times announced, by parameter */
+    unsigned *n_ready;     /* [parameter]: how often its gradient was announced */
     unsigned *ready_order; /* parameters in the order of announcement */
     unsigned n_ready_total;
-    int entered; /* segment, or -1 */
+    int entered; /* the segment that the backward is in, or -1 */
     unsigned n_entered;
-    int fail_enter_at, fail_grad_at; /* -1: never */
+    int fail_enter_at, fail_grad_at; /* when the hook fails; -1: never */
     uint8_t tokens[3 * 16], targets[3 * 16];
 };
 
@@ -69,7 +68,7 @@ static int on_grad(void *ctx, unsigned param, float **out)
     assert_int_equal(model_segment_of(f->model, param), f->entered);
     if ((int)param == f->fail_grad_at)
         return 2;
-    /* Whatever lay there before must not count. */
+    /* The old contents must not count. */
     for (size_t e = 0; e < model_param(f->model, param)->n_elems; e++)
         f->grads[param][e] = NAN;
     *out = f->grads[param];
@@ -124,7 +123,7 @@ static int setup(void **state)
         f->weights[i] = malloc(n * sizeof(float));
         f->grads[i] = malloc(n * sizeof(float));
         model_init_weights(f->model, 7, i, f->weights[i]);
-        /* Larger than a training would start with, so that every path carries a gradient worth comparing. */
+        /* Larger than initial weights, so that every path has a gradient that is large enough to compare. */
         for (size_t e = 0; e < n; e++)
             f->weights[i][e] += (float)(0.3 * (random_unit(1000 + i, e) - 0.5));
     }
@@ -153,7 +152,7 @@ static int teardown(void **state)
     return 0;
 }
 
-/* (loss(w + step * direction) - loss(w - step * direction)) / (2 step) of one parameter, w restored. */
+/* Return: (loss(w + step * direction) - loss(w - step * direction)) / (2 step) of one parameter. Restores w. */
 static double slope(struct fixture *f, unsigned param, const float *direction, double step)
 {
     size_t n = model_param(f->model, param)->n_elems;
@@ -172,8 +171,8 @@ static double slope(struct fixture *f, unsigned param, const float *direction, d
 }
 
 /*
- * Along its own gradient, where the slope is the gradient's length, and along a random direction, where a
- * wrong element shows that is hidden along the first.
+ * Compares slopes with the gradient along two directions. Along the gradient itself, the slope is its length. Along a
+ * random direction, a wrong element is found that the first comparison misses.
  */
 static void check_param(struct fixture *f, unsigned param)
 {
@@ -224,7 +223,7 @@ static void test_scale_is_a_factor(void **state)
     backward(f, 1.0);
     memcpy(whole, f->grads[0], n * sizeof(float));
     backward(f, 0.25);
-    /* A power of two, so exact but for subnormals, which there are none of. */
+    /* The factor is a power of two, so the result is exact except for subnormals, and there are none. */
     for (size_t e = 0; e < n; e++)
         assert_true(f->grads[0][e] == 0.25f * whole[e]);
     free(whole);
@@ -265,7 +264,7 @@ static void test_same_bits_again(void **state)
     }
     assert_true(forward(f) == loss);
     backward(f, 1.0);
-    backward(f, 1.0); /* and a second time through the same activations */
+    backward(f, 1.0); /* a second backward through the same activations */
     for (unsigned i = 0; i < f->n_params; i++) {
         assert_memory_equal(first[i], f->grads[i], model_param(f->model, i)->n_elems * sizeof(float));
         free(first[i]);
@@ -287,12 +286,12 @@ static void test_a_hook_ends_the_pass(void **state)
     forward(f);
     f->fail_grad_at = 5;
     assert_int_equal(model_backward(f->model, weights, &hooks, 1.0), 2);
-    assert_int_equal(f->entered, -1); /* what was entered was left */
+    assert_int_equal(f->entered, -1); /* each segment was left */
     assert_int_equal(f->n_ready[5], 0);
     assert_int_equal(f->n_ready[f->n_params - 1], 1);
 }
 
-/* Another target at position 3 changes the gradients of positions 0 to 3, and not a bit of any later one. */
+/* Another target at position 3 changes the gradients of positions 0 to 3, and no bit of later positions. */
 static void test_no_look_ahead(void **state)
 {
     struct fixture *f = *state;
@@ -384,7 +383,7 @@ static void test_exact_sum_has_no_order(void **state)
     assert_true(forth == back);
 }
 
-/* Numbers for which each other order gives another sum. */
+/* Any other order of these numbers has another sum. */
 static void test_sum_over_ranks_is_a_tree(void **state)
 {
     const float g[6] = {0x1p24f, 1.0f, -0x1p24f, 3.0f, 0.5f, 0x1p-3f};
@@ -402,7 +401,10 @@ static void test_sum_over_ranks_is_a_tree(void **state)
     assert_true(acc == (g[0] + g[1]) + g[2]);
 }
 
-/* One element by hand: AdamW's first step moves by lr against the sign; the clip shows in exp_avg. */
+/*
+ * One element by hand. AdamW's first step moves the element by lr against the gradient's sign; exp_avg shows the
+ * clipping.
+ */
 static void test_reference_step(void **state)
 {
     float weight = 1, acc = 6, exp_avg = 0, exp_avg_sq = 0;
@@ -412,7 +414,7 @@ static void test_reference_step(void **state)
 
     (void)state;
     assert_true(reference_step(&param, 1, &adamw, &norm));
-    assert_true(norm == 3);                  /* of the mean over two ranks */
+    assert_true(norm == 3);                  /* norm of the mean over two ranks */
     assert_float_equal(exp_avg, 0.15, 1e-6); /* clipped to 1.5, times 1 - beta1 */
     assert_float_equal(weight, 0.95 - 0.1, 1e-6);
 
@@ -489,7 +491,7 @@ static void test_batches(void **state)
     assert_int_equal(text_fill(&t, &b, tokens[2], targets[2]), 0);
     assert_memory_not_equal(tokens[0], tokens[2], sizeof(tokens[0]));
 
-    t.n_chars = 9; /* the shortest that holds a sequence and its last target */
+    t.n_chars = 9; /* the shortest text with a sequence and its last target */
     assert_int_equal(text_fill(&t, &b, tokens[0], targets[0]), 0);
     assert_memory_equal(tokens[0], chars, 8);
     t.n_chars = 8;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * zerodctl explain: tracebacks that real DDP printed (tests/explain, made by make.py there) and one-line messages of
- * public reports, each as a whole text against tests/golden-texts/explain-NAME.txt; what is merged, told apart and
- * left out; and that no bytes whatever bring it down.
+ * Tests zerodctl explain with tracebacks that DDP printed (tests/explain, made by make.py there) and one-line messages
+ * of public reports. Each result is compared with tests/golden-texts/explain-NAME.txt. Also tests what is merged, kept
+ * apart or left out, and that no bytes crash it.
  */
 
 #include <setjmp.h>
@@ -21,7 +21,9 @@
 #include "core/diagnosis/diagnosis.h"
 #include "tests/core/diagnosis/golden-text.h"
 
-/* Return: all diagnostics of a text, as the command prints them; to be freed. *n_found may be NULL. */
+/*
+ * Return: all diagnostics of a text, as the command prints them, which the caller frees. Unless NULL, n_found is set.
+ */
 static char *explained(const char *text, size_t n_bytes, size_t *n_found)
 {
     struct explain_messages *messages = malloc(sizeof(*messages));
@@ -57,7 +59,7 @@ static void check_lines(const char *name, const char *text)
     }
 }
 
-/* Calls visit with the name of each traceback, without ".txt", and its text. Return: how many there are. */
+/* Calls visit for each traceback with its name, without ".txt", and its text. Return: the number of tracebacks. */
 static size_t each_traceback(void (*visit)(const char *name, const char *text))
 {
     char *folder = source_path("tests", "explain");
@@ -165,7 +167,7 @@ static void check_reports(void **state)
     "one. You can enable unused parameter detection by passing the keyword argument `find_unused_parameters=True`\n"   \
     "[rank" rank "]: Parameter indices which did not receive grad for rank " rank ": " list "\n"
 
-/* Ranks that list other parameters: each its own text, and the cause is the data. Lines are mixed as they come. */
+/* Ranks list different parameters, in lines that are mixed. Each rank has its own text, and the cause is the data. */
 static void check_ranks_that_differ(void **state)
 {
     static const char text[] = "[rank1]: Traceback (most recent call last):\n"
@@ -193,7 +195,7 @@ static void check_nothing(void **state)
     free(got);
 }
 
-/* Only the end of a long log is explained; messages for which there is no room are left out. */
+/* Only the end of a long log is explained. Messages beyond the limit are left out. */
 static void check_bounds(void **state)
 {
     size_t n_bytes = 3 * EXPLAIN_MAX_BYTES, n, at = 0;
@@ -226,7 +228,7 @@ static uint64_t random_below(uint64_t n)
     return (random_state >> 33) % n;
 }
 
-/* Cuts, overwrites and doubles pieces of a real traceback. In memory of just its size, so that sanitizers see more. */
+/* Cuts, overwrites and doubles pieces of a real traceback. The copy has its exact size, so that sanitizers see more. */
 static void mangle(const char *name, const char *text)
 {
     size_t n = strlen(text);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Metrics as text: values, units, labels that hold anything, answers that are not what they should be. */
+/* Metrics as text: values, units, labels with any bytes, and answers that are not valid. */
 
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,7 +17,7 @@
 #include "core/base/base.h"
 #include "core/base/strbuf.h"
 
-/* Return: the text of one source; to be freed. NULL: the daemon has not answered. */
+/* Return: the text of one source, which the caller frees. status is NULL if the daemon has not answered. */
 static char *printed(enum metrics_format format, const char *status, const char *ranks)
 {
     struct metrics_source source = {.socket = "/s",
@@ -34,7 +34,7 @@ static char *printed(enum metrics_format format, const char *status, const char 
     return buf.data;
 }
 
-/* Does the text have the line, and no other sample of this name? */
+/* Asserts that the text has the line, and no other sample with this name. */
 static void assert_only_line(const char *text, const char *line)
 {
     size_t n_name = strcspn(line, "{"), n_lines = 0;
@@ -52,7 +52,7 @@ static void assert_line(const char *status, const char *ranks, const char *line)
     assert_only_line(text, line);
 }
 
-/* One of several lines of its metric. */
+/* Asserts that the text has the line, among other samples with this name. */
 static void assert_has_line(const char *status, const char *ranks, const char *line)
 {
     _cleanup_free_ char *text = printed(METRICS_OPENMETRICS, status, ranks);
@@ -115,7 +115,7 @@ static void test_no_sources(void **state)
     strbuf_deinit(&buf);
 }
 
-/* What tries to end the value, the label or the line stays inside the value. */
+/* Bytes that could end a value, a label or a line are escaped. */
 static void test_labels_hold_anything(void **state)
 {
     static const char *const rows[][2] = {
@@ -162,7 +162,7 @@ static void test_values(void **state)
     }
 }
 
-/* An answer of another version, or of no daemon of ours: what cannot be read has no sample. */
+/* An answer of another version, or of another program. Values that cannot be read have no sample. */
 static void test_unreadable(void **state)
 {
     static const char *const rows[][2] = {
@@ -251,7 +251,7 @@ static void test_nodes(void **state)
     assert_line(status, NULL, "zerod_engine_orders_total{socket=\"/s\",engine=\"gloo\",collective=\"broadcast\"} 4\n");
 }
 
-/* The samples of one metric stand together, whosever they are. */
+/* All samples of a metric are printed together, with those of several daemons. */
 static void test_several_daemons(void **state)
 {
     struct metrics_source sources[] = {{.socket = "/a", .status = json_tokener_parse("{\"job\":\"j\",\"step\":1}")},

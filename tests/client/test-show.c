@@ -15,7 +15,7 @@
 #include "client/ctl/show.h"
 #include "core/base/base.h"
 
-/* Return: what is printed, to be freed. */
+/* Return: what is printed, which the caller frees. */
 static char *print(show_fn *show, const char *json)
 {
     struct json_object *answer = json_tokener_parse(json);
@@ -49,7 +49,7 @@ static void test_other_types(void **state)
             free(print(shows[k], answers[i]));
 }
 
-/* Beyond what the number is printed as. */
+/* A rate that is larger than the largest unit allows. */
 static void test_large_rate(void **state)
 {
     _cleanup_free_ char *text =

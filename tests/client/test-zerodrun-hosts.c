@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The nodes of a Slurm step: numbers and hosts that are none are refused. */
+/* The nodes of a Slurm step. Invalid numbers and hosts are refused. */
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -54,7 +54,7 @@ static void check_hosts(const char *hosts, int r)
     nodes_deinit(&nodes);
 }
 
-/* What is no host would stand in a configuration, in MASTER_ADDR, and on the terminal. */
+/* Invalid hosts are refused, because hosts are printed in a configuration, in MASTER_ADDR, and on the terminal. */
 static void test_hosts(void **state)
 {
     static const char *const wrong[] = {"a,",   ",b",     "a,b\n",     "a, b",     "a,b\t",  "a,\033b",
@@ -72,7 +72,7 @@ static void test_hosts(void **state)
     check_hosts(longest, -EX_USAGE);
 }
 
-/* Return: what becomes of scontrol's output, to be freed; or NULL. */
+/* Return: the hosts in scontrol's output, which the caller frees; or NULL. */
 static char *read_output(const char *text, size_t n_bytes)
 {
     FILE *file = fmemopen((void *)text, n_bytes, "r");
@@ -82,7 +82,7 @@ static char *read_output(const char *text, size_t n_bytes)
     assert_non_null(file);
     r = slurm_read_hosts(file, &hosts);
     assert_int_equal(r, hosts ? 0 : -1);
-    assert_int_equal(feof(file), 1); /* else scontrol may wait for room in the pipe */
+    assert_int_equal(feof(file), 1); /* reads all, else scontrol may wait for room in the pipe */
     fclose(file);
     return hosts;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The keeper of a daemon's descriptors, with this process as the daemon; and how often a daemon may start again. */
+/* Tests the keeper of a daemon's descriptors, with this process as the daemon, and how often a daemon is restarted. */
 
 #include <fcntl.h>
 #include <setjmp.h>
@@ -48,7 +48,7 @@ static void extend(void *userdata, uint64_t timeout_ms)
 
 static const struct keeper_ops ops = {.note = note, .ready = ready, .extend = extend};
 
-/* This process is the daemon. */
+/* Makes a keeper that expects messages of this process as the daemon's. */
 static int start(void **userdata)
 {
     (void)userdata;
@@ -165,7 +165,7 @@ static void test_told(void **userdata)
     keeper_drain(&keeper);
     assert_int_equal(n_ready, 1);
     assert_int_equal(extended_ms, 2000);
-    keeper_expect(&keeper, getpid() + 1); /* another daemon was started */
+    keeper_expect(&keeper, getpid() + 1); /* as if another daemon was started */
     keep_tell("READY=1");
     keeper_drain(&keeper);
     assert_int_equal(n_ready, 1);
@@ -199,7 +199,7 @@ static void test_describe(void **userdata)
     assert_int_equal(n_noted, 0);
 }
 
-/* A daemon that has taken over puts the same again. */
+/* A daemon that has taken over puts the descriptors that it got again. */
 static void test_not_kept_twice(void **userdata)
 {
     int fd = memfd_create("a", MFD_CLOEXEC), kept;
@@ -227,13 +227,13 @@ static void test_several_in_a_message(void **userdata)
     }
     send_text("FDSTORE=1\nFDNAME=end", ends, 2);
     assert_int_equal(keeper.n, 2);
-    send_text("READY=1", ends, 2);              /* what is not to be kept is closed, */
-    send_text("FDSTORE=1\nFDNAME=:", ends, 2);  /* also when the message is wrong, */
-    send_text("FDSTORE=1\nBARRIER=1", ends, 2); /* or a barrier */
+    send_text("READY=1", ends, 2);              /* extra descriptors are closed, */
+    send_text("FDSTORE=1\nFDNAME=:", ends, 2);  /* and those of invalid messages, */
+    send_text("FDSTORE=1\nBARRIER=1", ends, 2); /* and those of barriers */
     assert_int_equal(keeper.n, 2);
     close(ends[0]);
     close(ends[1]);
-    assert_int_equal(read(pair[0][0], &byte, 1), -1); /* the keeper's are open */
+    assert_int_equal(read(pair[0][0], &byte, 1), -1); /* the keeper has the other end open */
     keep_forget("end");
     keeper_drain(&keeper);
     assert_int_equal(read(pair[0][0], &byte, 1), 0);
@@ -256,7 +256,7 @@ static void test_confirm(void **userdata)
     assert_int_equal(status, 0);
 }
 
-/* Its messages count until the next daemon is started; those of other processes never. */
+/* Messages of a daemon that has ended count until the next daemon is started. Those of other processes never count. */
 static void test_sender(void **userdata)
 {
     int status;

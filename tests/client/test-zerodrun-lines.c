@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Output is cut into lines alike however it arrives: in one piece, byte by byte, or in random pieces. */
+/* Output is cut into the same lines if it arrives in one piece, byte by byte, or in random pieces. */
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,7 +13,7 @@
 #include "client/run/lines.h"
 #include "core/base/base.h"
 
-/* The text that was delivered: every piece in <>, continued pieces after '+'. */
+/* The delivered text. Each piece is printed in <>, and a piece that continues a line has '+' before it. */
 struct record {
     char *text;
     size_t n_bytes, n_pieces, longest;
@@ -67,7 +67,7 @@ static void test_cases(void **state)
         {"a\r\n\r\nb", "<a\r\n><\r\n><b\n>"},
         {"\r1%\r2%\n\r1%\r2%\n", "<2%\n><2%\n>"},
         {"\r9%\n\ntext\n", "<9%\n><\n><text\n>"},
-        /* As tqdm draws a bar below another one; then with tqdm.write() between. */
+        /* tqdm draws a bar below another one, and prints with tqdm.write() in between. */
         {"\r0%\n\rlow 0%\033[A\n\rlow 9%\033[A\r1%\n\r      \033[A\n", "<1%\n>"},
         {"\r0%\n\rlow 9%\033[A\r2%\n", "<2%\n><low 9%\n>"},
         {"\r0%\n\rlow 0%\033[A\r  \r\n\r      \r\033[Atext\n\r0%\n\rlow 0%\033[A", "<text\n><0%\n><low 0%\n>"},
@@ -99,14 +99,17 @@ static void test_long_lines_are_cut(void **state)
     assert_memory_equal(record.text + record.n_bytes - 9, "+<xxxxx\n>", 9);
     free(record.text);
 
-    /* Exactly full: the '\n' comes alone, and what follows is a new line. */
+    /*
+     * The line is exactly full. Its '
+     * ' is delivered as a piece, and the next byte begins a new line.
+     */
     data[LINE_MAX_BYTES] = '\n';
     record = feed(data, LINE_MAX_BYTES + 2, 0);
     assert_int_equal(record.n_pieces, 3);
     assert_memory_equal(record.text + record.n_bytes - 8, "+<\n><x\n>", 8);
     free(record.text);
 
-    /* Its first piece cannot be taken back, so '\r' ends the line. */
+    /* The line's first piece is delivered already, so '\r' cannot overwrite it, and ends the line instead. */
     data[LINE_MAX_BYTES] = '\r';
     record = feed(data, LINE_MAX_BYTES + 2, 0);
     assert_int_equal(record.n_pieces, 3);
@@ -119,7 +122,7 @@ static void ignore_piece(void *context, const char *text, size_t n_bytes, bool c
 {
 }
 
-/* The bars in all rows: "[10%][]". */
+/* Writes the bars of all rows to text, as in "[10%][]". */
 static void describe_bars(const struct lines *lines, char *text)
 {
     const char *bar;
@@ -133,7 +136,7 @@ static void describe_bars(const struct lines *lines, char *text)
     }
 }
 
-/* A terminal shows the bars before their lines are finished, and nothing of a line that is no bar. */
+/* A terminal shows bars before their lines are finished, and no unfinished lines of other kinds. */
 static void test_bars(void **state)
 {
     static const char *const cases[][2] = {
@@ -166,7 +169,7 @@ static void test_bars(void **state)
     }
 }
 
-/* Nothing comes below a bar: it is at its end. */
+/* If nothing is printed below a bar, lines_settle() ends its line. */
 static void test_settle(void **state)
 {
     struct record record = {.text = calloc(1, 100)};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Any bytes become text without control characters, cut between two characters. */
+/* Any bytes become text without control characters, and are never cut inside a character. */
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What two processes print alike stands once, what differs stands twice, and nothing waits for long. */
+/* Text that two processes print alike is printed once, other text is printed for each. No text is delayed for long. */
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -13,7 +13,7 @@
 #include "client/run/repeats.h"
 #include "core/base/base.h"
 
-/* Three streams that print to one text. */
+/* Three streams, whose output is collected in one text. */
 struct house {
     struct repeats repeats;
     struct repeats_source sources[3];
@@ -83,7 +83,7 @@ static void test_at_one_time(void **state)
     feed(0, "Traceback (most recent call last):\n  a\n");
     feed(1, "Traceback (most recent call last):\n  a\n  b\n  c\n");
     feed(0, "  b\n");
-    feed(1, "Error\n"); /* the other one goes on */
+    feed(1, "Error\n"); /* the other process is not done */
     feed(0, "Error\n");
     assert_string_equal(house.text,
                         "0 Traceback (most recent call last):\n0   a\n1 Traceback (most recent call last):\n"
@@ -96,7 +96,7 @@ static void test_ahead_of_its_writer(void **state)
     feed(0, "E1001 x\n  a\n");
     feed(1, "E1001 x\n  a\n  b\n");
     feed(0, "  b\n");
-    assert_true(repeats_holds(&house.sources[1])); /* there may be more */
+    assert_true(repeats_holds(&house.sources[1])); /* process 0 may print more of this text */
     feed(0, "end\n");
     assert_false(repeats_holds(&house.sources[1]));
     assert_string_equal(house.text, "0 E1001 x\n0   a\n1 E1001 x\n0   b\n1   the same 2 lines as [0] above\n0 end\n");
@@ -127,11 +127,11 @@ static void test_released(void **state)
     (void)state;
     feed(0, "E1001 x\n  a\n  b\n  c\n");
     feed(1, "E1001 x\n  a\n  b\n");
-    repeats_release(&house.sources[1], house.now_ms); /* it pauses in the midst */
+    repeats_release(&house.sources[1], house.now_ms); /* the process pauses in the middle of the text */
     feed(1, "  c\n");
     assert_non_null(strstr(house.text, "1 E1001 x\n1   a\n1   b\n1   c\n"));
     feed(2, "E1001 x\n  a\n  b\n  c\n");
-    repeats_release(&house.sources[2], house.now_ms); /* of another stream of the same process */
+    repeats_release(&house.sources[2], house.now_ms); /* a second stream of process 0 */
     assert_non_null(strstr(house.text, "0 E1001 x\n0   the same 3 lines as above\n"));
 }
 
@@ -143,7 +143,7 @@ static void test_own_tracebacks(void **state)
     assert_null(strstr(house.text, "same"));
 }
 
-/* The line that names the exception ends a traceback, and may have notes. */
+/* A traceback ends with the line that names the exception, and notes may follow it. */
 static void test_notes(void **state)
 {
     (void)state;
@@ -154,7 +154,7 @@ static void test_notes(void **state)
         strstr(house.text, "1 TypeError: x\n1   the same 2 lines as [0] above\n1 end\n1   note\n1   more\n"));
 }
 
-/* A warning of Python's: all of it is compared, also its first line. */
+/* Warnings of Python are compared as a whole, with their first line. */
 static void test_warnings(void **state)
 {
     (void)state;
@@ -164,7 +164,7 @@ static void test_warnings(void **state)
     feed(0, "<string>:1: FutureWarning: x\non\n");
     feed(1, "<string>:1: FutureWarning: x\n");
     assert_false(repeats_holds(&house.sources[1]));
-    feed(0, "<string>:1: FutureWarning: x\n"); /* of one process */
+    feed(0, "<string>:1: FutureWarning: x\n"); /* process 0 printed it before, so its own is kept */
     feed(0, "Warning: x\nb.py: UserWarning: x\n");
     feed(1, "Warning: x\nb.py: UserWarning: x\n");
     assert_string_equal(house.text, "0 /a/b.py:7: UserWarning: x\n0   f()\n0 on\n"
@@ -176,7 +176,7 @@ static void test_warnings(void **state)
                                     "0 Warning: x\n0 b.py: UserWarning: x\n1 Warning: x\n1 b.py: UserWarning: x\n");
 }
 
-/* With a process group torch names the rank on each line of a traceback; not on an empty one. */
+/* With a process group, torch puts the rank before each line of a traceback, except before empty lines. */
 static void test_torchs_rank(void **state)
 {
     (void)state;
@@ -193,7 +193,7 @@ static void test_torchs_rank(void **state)
                         "1 TypeError: x\n1   the same 2 lines as [0] above\n1 \n");
 }
 
-/* What the label does not say stays: another rank, and a line with nothing else. */
+/* The rank is removed only if zerodrun's label says the same, and the line has other text. */
 static void test_rank_that_stays(void **state)
 {
     (void)state;
@@ -212,7 +212,7 @@ static void test_long_ago(void **state)
     assert_null(strstr(house.text, "same"));
 }
 
-/* More texts than are remembered, and one that is too long to be. */
+/* More texts than are remembered, and a text that is too long. */
 static void test_bounds(void **state)
 {
     char *line = calloc(1, REPEATS_TEXT_BYTES), text[64];
@@ -222,7 +222,7 @@ static void test_bounds(void **state)
         snprintf(text, sizeof(text), "E1001 x\n  %u\n  b\nend\n", i);
         feed(0, text);
     }
-    feed(1, "E1001 x\n  0\n  b\nend\n"); /* forgotten */
+    feed(1, "E1001 x\n  0\n  b\nend\n"); /* the first text is forgotten */
     assert_null(strstr(house.text, "same"));
     snprintf(text, sizeof(text), "E1001 x\n  %u\n  b\nend\n", 2 * REPEATS_MAX_TEXTS - 1);
     feed(1, text);
@@ -241,7 +241,7 @@ static void test_bounds(void **state)
     free(line);
 }
 
-/* A line that comes in pieces ends the text. */
+/* A line that arrives in pieces ends the text. */
 static void test_pieces(void **state)
 {
     (void)state;

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Daemons that are killed at failpoints and at random moments, also while they take over, and started again by a service
-manager or by zerodrun; trainers go on, and the judge of kills.py says whether the run has the bits of an undisturbed one,
-after every step and every write window. Used by test_daemon_kills.py; as a program (scripts/soak daemon-kills) the long
-campaign, 10,000 kills by default. DIMENSIONS has what a run may have beside that.
+Kills daemons at failpoints and at random moments, also while they adopt the run. A service manager or zerodrun starts
+the next daemon, and the trainers continue. The judge of kills.py then compares each step and each write window with an
+undisturbed run. A life is one process of a daemon or rank. Used by test_daemon_kills.py. As a program (scripts/soak
+daemon-kills) it runs the long campaign, 10,000 kills by default. DIMENSIONS lists what else a run may do.
 """
 
 import argparse
@@ -34,16 +34,16 @@ from nodes import Nodes
 
 N_STEPS = 24
 N_MICRO = kills.N_MICRO
-N_CHUNKS, N_PARCELS = 15, 4  # about: they depend on the bucket size
+N_CHUNKS, N_PARCELS = 15, 4  # approximate, because they depend on the bucket size
 
 
 def at_messages(orders, reports, n):
-    """Failpoints of messages between nodes, each passed so often."""
+    """Return: {failpoint: n} for messages between nodes. A run passes each about n times."""
     names = [f"{order}.{where}" for order in orders for where in ("said", "heard", "obeyed")]
     return dict.fromkeys([*names, *(f"{report}.reported" for report in reports)], n)
 
 
-# A failpoint of the daemon: how often a step passes it, for each rank (True) or in all.
+# failpoint of the daemon: (how often a step passes it, True for each rank or False in all)
 POINTS = {
     "Push.log": (N_MICRO * kills.N_PUSHES, True), "Push.judged": (N_MICRO * kills.N_PUSHES, True),
     "BeginBackward.log": (N_MICRO, True), "EndBackward.log": (N_MICRO, True), "EndBackward.judged": (N_MICRO, True),
@@ -54,19 +54,19 @@ POINTS = {
     "update": (N_CHUNKS, False), "updated": (1, False), "decided": (1, False),
     "flip": (1, False), "flipped": (1, False), "committed": (1, False), "transfer": (3, False),
 }
-POINTS_OF_NODES = {"verdict": (1, False), "combined": (N_MICRO * N_PARCELS // 2, False)}  # verdict: of node 0
-# How often a run passes others.
+POINTS_OF_NODES = {"verdict": (1, False), "combined": (N_MICRO * N_PARCELS // 2, False)}  # verdict: only on node 0
+# Other failpoints: how often a run passes them.
 ONCE = {"Ready.log": (1, True), "forming": (2, False), "rewrite": (3, False), "writing": (3, False), "bringing": (3, False)}
-# While a job on several nodes is being formed.
+# Failpoints while a job on several nodes is formed.
 POINTS_OF_FORMING = {
     "forming": (3, False), "reserve": (6, False), "flip": (2, False), "flipped": (2, False), "answer": (6, True),
     "Ready.log": (1, True), "Ready.judged": (1, True), "order": (4, False),
 }
-# Where some lives end of runs that have more: how often they are passed then, as a rule.
+# Failpoints for some lives of runs with this dimension, and how often a run usually passes them.
 POINTS_OF_SAVES = {"aside": 60, "save": 3, "disk.make_folder": 3, "disk.create": 6, "disk.write": 12,
                    "disk.truncate": 6, "disk.sync": 9, "disk.rename": 3, "disk.remove_folder": 2}
 POINTS_OF_MUON = {"orthogonalize": N_STEPS * 4, "update": N_STEPS * 2 * N_CHUNKS}
-POINTS_OF_LOADS = {"load": 3, "forming": 2, "flip": 1}  # of the checkpoint that undisturbed runs have left at this step
+POINTS_OF_LOADS = {"load": 3, "forming": 2, "flip": 1}  # of the checkpoint that undisturbed runs leave at this step
 LOADED_STEP = 9
 POINTS_OF_WINDOWS = {"WriteBegin.log": 6, "WriteBegin.judged": 6, "WriteState.log": 60, "WriteState.judged": 60,
                      "WriteEnd.log": 6, "WriteEnd.judged": 6, "writing": 40, "rewrite": 40, "bringing": 3,
@@ -75,7 +75,7 @@ POINTS_OF_WINDOWS_OF_NODES = at_messages(("OPEN", "WRITE", "STORE", "CLOSED"), (
 POINTS_OF_ATTACHING_AGAIN = {"Leave.log": 6, "Leave.judged": 6, "BeginBackward.log": 8, "Form.log": 3, "Ready.log": 3,
                              "forming": 6, "flip": 6, "answer": 60}
 POINTS_OF_GATHERS = {"Gather.log": 60, "Gather.judged": 60, "Release.log": 60, "Release.judged": 60, "Held.judged": 2}
-# In the last step or after it: how often a step passes them, and how often the rest of the run does.
+# Failpoints in and after the last step: (how often a step passes them, how often the end of the run passes them).
 POINTS_OF_THE_END = {"Leave.log": (0, 2), "Leave.judged": (0, 2), "Step.judged": (2, 0), "verdict": (1, 0), "decided": (1, 0),
                      "update": (N_CHUNKS, 0), "updated": (1, 0), "flip": (1, 3), "flipped": (1, 3), "committed": (1, 0),
                      "answer": (6, 10)}
@@ -83,20 +83,20 @@ MESSAGES_OF_THE_END = at_messages(("DECIDED", "COMMIT"), ("ASKED", "READY", "UPD
 POINTS_OF_SAVES_OF_NODES = at_messages(("SAVE", "PUBLISH", "SAVE_END"), ("WANT_SAVE", "SAVED"), 1)
 RECOVERY = ("adopt", "adopted")
 IN_CHUNKS = ("update", "reduce")
-FUSES_NS = {"update": 20_000, "reduce": 20_000, "bringing": 2_000_000}  # how long at most what begins there takes
-MAX_LIFE_MS = 120  # of a daemon that is killed at a random moment: a run takes about so long
-FORMING = 0.3  # of the lives of daemons of several nodes: as many end while the job is being formed
+FUSES_NS = {"update": 20_000, "reduce": 20_000, "bringing": 2_000_000}  # most ns after such a failpoint
+MAX_LIFE_MS = 120  # for a daemon killed at a random moment: about the duration of a run
+FORMING = 0.3  # share of the lives, on several nodes, that end while the job is formed
 
 
 class Life:
     """
-    How one daemon ends: at a failpoint, or so many seconds after its start; or so many milliseconds after it was told to
-    stop, or after a trainer has died as planned.
+    How one daemon ends: at a failpoint, or some seconds after its start, some milliseconds after it was asked to stop,
+    or some milliseconds after a trainer's planned death.
     """
 
     def __init__(self, rng, n_ranks, first, several, n_steps=N_STEPS):
         self.point, self.seconds, self.stopping, self.follows = None, None, None, None
-        self.also = rng.choice((*[None] * 4, "trainer", *(["engine", "neighbour"] if several else [])))  # dies with it
+        self.also = rng.choice((*[None] * 4, "trainer", *(["engine", "neighbour"] if several else [])))  # killed too
         points = POINTS | POINTS_OF_NODES if several else POINTS
         points = ONCE | {name: (n * n_steps, each) for name, (n, each) in points.items()}
         if several and rng.random() < FORMING:
@@ -112,14 +112,14 @@ class Life:
             self.end_at(rng, name, max(1, n * (n_ranks if per_rank else 1) * (9 if first else 3) // 10))
 
     def end_at(self, rng, name, n, n_before=0):
-        """At one of n passes of a failpoint, after so many."""
-        # Most of those who are to die at a chunk die inside of it.
+        """Ends the life at one of the n passes of a failpoint that follow the first n_before passes."""
+        # Most daemons that die at a chunk die while it is processed.
         how = f"fuse:{rng.randint(0, FUSES_NS[name])}" if name in FUSES_NS and rng.random() < 0.7 else "kill"
         self.point, self.stopping, self.follows = f"{name}:{how}@{n_before + rng.randint(1, n)}", None, None
-        self.seconds = rng.uniform(0.1, 0.4)  # if it does not come there
+        self.seconds = rng.uniform(0.1, 0.4)  # if the life does not reach the failpoint
 
     def follow(self, rng):
-        """A successor of the trainer has come, or comes."""
+        """Ends the life within 80 ms after a trainer's death, about when its successor attaches."""
         self.point, self.seconds, self.stopping, self.follows = None, 2, None, rng.randrange(80)
 
     @classmethod
@@ -135,18 +135,18 @@ class Life:
         return where + (f" and {self.also}" if self.also else "")
 
 
-DEVICES = (*[""] * 10, "cuda", "cuda-offload")  # as ZEROD_DEVICE: GPUs take longer
+DEVICES = (*[""] * 10, "cuda", "cuda-offload")  # values of ZEROD_DEVICE; GPUs are rare because they are slow
 TOPOLOGIES = {1: ((1,), (2,), (2,), (3,), (4,)), 2: ((1, 1), (1, 2), (2, 2)), 3: ((1, 1, 1), (2, 1, 1))}
 ABORT = r"E1302 step aborted.*the daemon of node \d was replaced by another one in the midst of the step"
-# A trainer on a GPU was killed inside a backward: only a part of a gradient was there.
+# The abort after a trainer on a GPU was killed in a backward: the GPU had written only a part of a gradient.
 TORN = r"E1302 step aborted.*or as much of that as the GPU had written when it died"
 
 
 class Plan:
-    """Configuration, environment, arguments of the trainers, and lives of each node's daemon."""
+    """The configuration, environment, trainers' arguments and daemons' lives of a run."""
 
     def __init__(self, seed, n_nodes=None, device=None, optimizer=None, only=None):
-        """only: the dimensions of the run; random unless given."""
+        """only: the dimensions of the run; None draws them at random."""
         rng = random.Random(seed)
         self.seed, self.n_nodes = seed, n_nodes or rng.choice((1, 1, 1, 2, 3))
         self.ranks = rng.choice(TOPOLOGIES[self.n_nodes])
@@ -157,8 +157,8 @@ class Plan:
         self.lives = [self.draw_lives(rng, n) for n in self.ranks]
         self.victims = [[] for _ in range(self.world_size)]
         self.n_steps = N_STEPS
-        self.args, self.own_args = [], []  # of the trainers; those that undisturbed ones do not need
-        if rng.random() < 0.2:  # a trainer dies, too
+        self.args, self.own_args = [], []  # arguments of all trainers; arguments that undisturbed runs lack
+        if rng.random() < 0.2:  # a trainer dies too
             self.kill_a_trainer(rng, ("mid-push", "waiting", "committed"))
         self.device = rng.choice(DEVICES)
         self.engine_kills = [rng.uniform(0.3, 2) for _ in range(rng.choice((0, 0, 1, 3)))] if self.device else []
@@ -177,10 +177,10 @@ class Plan:
         if self.optimizer == "Muon":
             self.end_some_lives(rng, POINTS_OF_MUON)
         self.overlap = rng.random() < 0.5  # forwards begin while the update still writes weights
-        self.restarts = []  # of all ranks: seconds of the training; "victim": when the first rank has died
+        self.restarts = []  # of all ranks; "victim": see kill_ranks()
         self.by_zerodrun = self.saves_on_stop = False
-        self.begin = kills.start  # the trainers
-        self.n_killed = 0  # when it has run
+        self.begin = kills.start  # starts the trainers
+        self.n_killed = 0  # known after the run
         drawn = self.draw_dimensions(rng) if only is None else only
         left_out = IN_HOST_MEMORY if device else ()
         self.dimensions = [name for name in DIMENSIONS if name in drawn and name not in left_out]
@@ -189,7 +189,7 @@ class Plan:
 
     @staticmethod
     def draw_dimensions(rng):
-        if rng.random() < 0.04:  # a Python takes as long to start as ten other trainers
+        if rng.random() < 0.04:  # rare, because a Python trainer starts as slowly as ten other trainers
             return ("loop",)
         return rng.choice(((), *[(name,) for name in DIMENSIONS if name != "loop"], ("windows", "restarts"),
                            ("windows", "last step"), ("windows", "save_on_stop"), ("windows", "gathered"),
@@ -202,18 +202,18 @@ class Plan:
             p for p in plan if int(p.rsplit("@", 1)[1]) <= self.n_steps and not p.startswith("GradNorm")]  # rarely passed
 
     def load_first(self, rng):
-        """The run goes on with a checkpoint, and most daemons that are killed first are killed while they load it."""
-        self.victims = [[] for _ in self.victims]  # they count on all steps
+        """The run starts from a checkpoint. Most of the first daemons that are killed die while they load it."""
+        self.victims = [[] for _ in self.victims]  # their plans need all steps
         for lives in self.lives:
             if lives and rng.random() < 0.7:
                 name = rng.choice(sorted(POINTS_OF_LOADS))
                 lives[0].end_at(rng, name, POINTS_OF_LOADS[name])
 
     def save_meanwhile(self, rng):
-        """Checkpoints are written all the time, and some lives end within that."""
+        """Checkpoints are saved all the time, and some lives end during a save."""
         self.config["checkpoint"] = {"save_steps": rng.choice((1, 2, 5)), "save_total_limit": rng.choice((0, 1, 3)),
                                      "memory": rng.choice((1, 200_000, "auto")),
-                                     "save_on_stop": False}  # its failpoints are of the run, not of the stop
+                                     "save_on_stop": False}  # the failpoints must be passed in the run, not at the stop
         self.end_some_lives(rng, POINTS_OF_SAVES)
 
     def end_some_lives(self, rng, points, share=0.3):
@@ -223,7 +223,7 @@ class Plan:
                 life.end_at(rng, name, points[name])
 
     def write_windows(self, rng):
-        """Written, also state; opened again; abandoned by a rank that dies in it, or given up by one."""
+        """Write windows write weights and state. Some are opened again, or abandoned at a death or by a rank."""
         every = rng.choice((1, 3))
         self.args += ["--window", every, "--windows", rng.choice((1, 3)), "--writes"]
         points = POINTS_OF_WINDOWS | (POINTS_OF_WINDOWS_OF_NODES if self.n_nodes > 1 else {})
@@ -232,7 +232,7 @@ class Plan:
             return
         rank = rng.choice((0, rng.randrange(self.world_size)))
         step = rng.randrange(self.n_steps) // 3 * 3
-        follower = rng.choice(self.lives)  # a daemon that dies in the window of the successor
+        follower = rng.choice(self.lives)  # they map none
         if follower and rng.random() < 0.6:
             follower[0].follow(rng)
         names = [name for name in kills.CLASSES["window"] if name != "window-mapped" or not self.device]  # GPUs map none
@@ -250,14 +250,14 @@ class Plan:
         self.own_args += ["--hold"]
         self.end_some_lives(rng, POINTS_OF_GATHERS, 0.5)
         for life in itertools.chain(*self.lives):
-            if rng.random() < 0.5:  # while trainers compute
+            if rng.random() < 0.5:  # during the trainers' computation
                 life.point, life.seconds = None, rng.uniform(0.02, 0.4)
 
     def attach_again(self, rng):
-        """All ranks leave and attach again from the same processes: to go on, and to train the same once more."""
+        """All ranks leave and attach again from the same processes, to continue or to train the same run again."""
         if self.begin is not kills.start or self.by_zerodrun:
             return
-        self.victims = [[] for _ in self.victims]  # a lone successor could not tell whether it has left
+        self.victims = [[] for _ in self.victims]  # a single successor could not know whether its predecessor has left
         self.end_some_lives(rng, POINTS_OF_ATTACHING_AGAIN, 0.6)
         for life in itertools.chain(*self.lives):
             life.also = None if life.also == "trainer" else life.also
@@ -269,7 +269,7 @@ class Plan:
             self.config.pop("checkpoint", None)
 
     def restart_all(self, rng):
-        """As a launcher does: when a rank has died, and others wait; or all at once; or with the daemon."""
+        """All ranks are restarted as by a launcher: after one rank has died, at random moments, or with a daemon."""
         how = rng.choice(("victim", "moments", "daemon"))
         if how == "victim" and not self.loads and not self.by_zerodrun:
             if not any(self.victims):
@@ -281,26 +281,26 @@ class Plan:
             self.restarts = sorted(rng.uniform(0, 0.02 + 0.3 * self.n_steps / N_STEPS) for _ in range(rng.choice((1, 2))))
 
     def end_early(self, rng):
-        """A run of few steps, which each daemon ends with its ranks: most die while the last step is taken."""
+        """A run of few steps, in which each daemon ends with its ranks. Most lives end during the last step."""
         self.by_zerodrun, self.device, self.engine_kills = True, "", []
         self.loads = self.saves = False
         self.config.pop("checkpoint", None)
         self.n_steps = rng.choice((1, 2, 3))
         self.own_args += ["--leave"] if self.n_nodes > 1 else []
         self.victims = [[life for life in plan if not isinstance(life, str)] for plan in self.victims]
-        victim = rng.choice((None, *range(self.n_nodes), *range(self.n_nodes)))  # often one node alone
+        victim = rng.choice((None, *range(self.n_nodes), *range(self.n_nodes)))  # often only one node
         self.lives = [[Life(rng, n, i == 0, self.n_nodes > 1, self.n_steps) for i in range(rng.choice((1, 1, 2)))]
                       if victim in (None, node) else [] for node, n in enumerate(self.ranks)]
         for life in itertools.chain(*self.lives):
             if rng.random() < 0.8:
                 points = POINTS_OF_THE_END | (MESSAGES_OF_THE_END if self.n_nodes > 1 else {})
-                name = rng.choice((*sorted(points), *["flip"] * 6))  # then another node may have it all
+                name = rng.choice((*sorted(points), *["flip"] * 6))  # another node may then have the whole step
                 n, n_more = points[name]
                 life.end_at(rng, name, n + n_more, n * (self.n_steps - 1) + (name == "flip"))
             life.seconds = rng.uniform(0, 0.2) if not life.point or rng.random() < 0.2 else None
 
     def save_last(self, rng):
-        """The daemon dies while it writes the last checkpoint, or the disk is full then."""
+        """The daemon dies while it saves the last checkpoint, or the disk is full at that moment."""
         if not self.by_zerodrun:
             self.end_early(rng)
         self.saves_on_stop = True
@@ -318,7 +318,7 @@ class Plan:
                 life.point, life.seconds, life.stopping = None, None, rng.randrange(20)
 
     def loop_as_readme(self, rng):
-        """All ranks are started again in the midst of a step, and their programs do not ask where in it they stand."""
+        """All ranks are restarted in the middle of a step, and do not ask zerod for the position within the step."""
         if self.device or self.optimizer == "Muon":
             return
         self.begin, self.accumulate, self.overlap, self.loads = loop_trainer.start, False, False, False
@@ -333,7 +333,7 @@ class Plan:
 
     @property
     def excuse(self):
-        """What aborts of this run may be told of."""
+        """Return: a pattern for the texts of aborts that this run may have, or None."""
         trainers_die = (any(self.victims) or self.restarts or
                         any(life.also in ("trainer", "all") for lives in self.lives for life in lives))
         excuses = [ABORT] * (self.n_nodes > 1) + [TORN] * bool(self.device and trainers_die)
@@ -359,17 +359,17 @@ class Plan:
 
 DIMENSIONS = {"windows": Plan.write_windows, "gathered": Plan.hold_gathered, "last step": Plan.end_early,
               "save_on_stop": Plan.save_last, "again": Plan.attach_again, "restarts": Plan.restart_all, "loop": Plan.loop_as_readme}
-IN_HOST_MEMORY = ("last step", "save_on_stop", "loop")  # not of runs that are to be on GPUs
+IN_HOST_MEMORY = ("last step", "save_on_stop", "loop")  # dimensions that need a job in host memory
 
 
 class Job:
-    """A daemon for each node, which a service manager of its own starts again, and the trainers."""
+    """A daemon for each node, each with its own service manager that restarts it, and the trainers."""
 
     def __init__(self, build, folder, plan, loads=None):
-        """loads: the checkpoint that the run begins with."""
+        """loads: the checkpoint that the run loads."""
         self.build, self.folder, self.plan, self.daemons = build, folder, plan, []
         self.began = time.monotonic()
-        self.trains = self.broken = self.victim_died = None  # since when
+        self.trains = self.broken = self.victim_died = None  # times of these events
         self.engine_kills, self.restarts = list(plan.engine_kills), list(plan.restarts)
         config = plan.config
         if "checkpoint" in config:
@@ -394,7 +394,7 @@ class Job:
         return self.daemons[-1]
 
     def tend(self):
-        """Return: whether trainers still run."""
+        """Kills and restarts what is due. Return: whether trainers still run."""
         self.see_training()
         for node, (daemon, lives) in enumerate(zip(self.daemons, self.plan.lives)):
             life = len(daemon.lives) - 1
@@ -410,13 +410,13 @@ class Job:
         return any(runs) and not self.is_broken(rank.last.poll() for rank in self.ranks)
 
     def is_broken(self, statuses):
-        """Has something failed for good, so that others would wait for it? They have a second to say what they saw."""
+        """Return: whether a rank failed for good, a second ago or more, in which other ranks report errors."""
         if self.broken is None and any(status not in (None, 0, *kills.KILLED) for status in statuses):
             self.broken = time.monotonic()
         return self.broken is not None and time.monotonic() - self.broken > 1
 
     def is_due(self, life, daemon):
-        """Is it time to kill this life of the daemon?"""
+        """Return: whether it is time to kill this life of the daemon."""
         if life.stopping is not None:
             return daemon.stops_for() * 1000 > life.stopping
         if life.follows is not None and self.victim_died:
@@ -430,7 +430,10 @@ class Job:
             self.victim_died = time.monotonic()
 
     def kill_engine(self):
-        """Of GPUs, at the moments that the plan says, if it is not the first one that is not ready yet (E1502)."""
+        """
+        Kills the engine of the GPUs at the planned moments. The first engine is not killed before it is ready, because
+        that would end the run (E1502).
+        """
         if (self.engine_kills and time.monotonic() - self.began > self.engine_kills[0] and
                 "weights 0 " in self.ranks[0].processes[0].out()):
             for pid in engines(self.daemons[0]):
@@ -439,7 +442,7 @@ class Job:
             self.engine_kills.pop(0)
 
     def kill_ranks(self):
-        """All of them, if it is time."""
+        """Restarts all ranks if it is time."""
         if not self.restarts or not self.trains:
             return
         if self.restarts[0] == "victim":
@@ -455,7 +458,7 @@ class Job:
         return rank.last.poll() == -signal.SIGKILL
 
     def restart_all(self):
-        """As torchrun does: SIGTERM, SIGKILL, and when all have ended they begin again; not if one has done its work."""
+        """Restarts all ranks like torchrun: SIGTERM, SIGKILL, start. Does nothing if a rank is done."""
         if any(rank.last.poll() == 0 for rank in self.ranks):
             return
         alive = [rank for rank in self.ranks if rank.last.poll() is None]
@@ -464,17 +467,17 @@ class Job:
         for rank in alive:
             rank.last.signal(signal.SIGKILL)
         for rank in alive:
-            if rank.last.wait() in kills.KILLED:  # else it had just ended
+            if rank.last.wait() in kills.KILLED:  # otherwise it had just ended
                 rank.n_kills += not rank.is_to_die()
 
     def kill_also(self, what, node):
-        """While that node's daemon is dead: its first trainer, all trainers, or another node's engine or daemon."""
+        """Kills another process while that node's daemon is dead. what: "trainer", "all", "engine" or "neighbour"."""
         other = (node + 1) % len(self.daemons)
         rank = self.ranks[sum(self.plan.ranks[:node])]
         has_own = any(kills.is_deadly(life) for life in rank.plan)
         if what == "trainer" and self.trains and not has_own and rank.last.poll() is None:
             rank.last.signal(signal.SIGKILL)
-            rank.n_kills += rank.last.wait() == -signal.SIGKILL  # else it had just ended
+            rank.n_kills += rank.last.wait() == -signal.SIGKILL  # otherwise it had just ended
         if what == "all" and self.trains:
             self.restart_all()
         for pid in engines(self.daemons[other]) if what == "engine" else ():
@@ -485,11 +488,11 @@ class Job:
             self.daemons[other].popen.wait()
 
     def finish(self):
-        """What comes after the trainers. Return: texts of what is wrong."""
+        """Checks and stops the daemons after the trainers' end. A problem raises an error."""
         if self.plan.saves:
             for daemon in self.daemons:
                 wait_for("the end of the save", lambda: not daemon.tend() and daemon.is_settled() and saves_not(daemon))
-            # A run that is over before a daemon has the memory to save with leaves none.
+            # The run leaves no checkpoint if it ends before a daemon has enough memory to save.
             if any("]: saved " in log.read_text() for log in self.folder.rglob("zerod*.err")):
                 self.daemons[0].ctl("checkpoint", "verify")
         for daemon in self.daemons:
@@ -514,7 +517,7 @@ class Job:
 
 
 class RunJob(Job):
-    """zerodrun on each node starts the daemon and the trainers, starts them again, and stops the daemon at the end."""
+    """On each node zerodrun starts and restarts the daemon and the trainers, and stops the daemon at the end."""
 
     def daemon(self, config, env=None, prefix=()):
         node, plan = len(self.daemons), self.plan
@@ -546,8 +549,8 @@ class RunJob(Job):
 
     def is_over_elsewhere(self, statuses):
         """
-        The other nodes have ended the run in order, as all ranks had left. One of them had died with its daemon while it left: its
-        successor has come too late, and waits for those nodes until stall_timeout.
+        Return: whether only late successors still run. All ranks had left, and the other nodes have ended the run. But
+        one rank died with its daemon while it left, and its successor waits for the other nodes until stall_timeout.
         """
         for rank in self.ranks:
             rank.is_late = len(rank.processes) > 1 and not rank.last.out()
@@ -570,15 +573,15 @@ class RunJob(Job):
             self.ranks[sum(self.plan.ranks[:node])].last.signal(signal.SIGKILL)
         elif what == "all" and self.trains:
             self.restart_all()
-        elif what == "neighbour" and self.trains:  # so it listens
+        elif what == "neighbour" and self.trains:  # then the neighbour already listens
             self.daemons[(node + 1) % len(self.daemons)].signal(signal.SIGKILL)
 
     def finish(self):
-        """The checkpoint is there and whole; else a status says that it is not."""
+        """The last checkpoint must exist and be complete. If it is missing, zerodrun must have ended with an error."""
         statuses = [daemon.popen.poll() for daemon in self.daemons]
         path = self.folder / "checkpoints" / f"step-{self.plan.n_steps:08}"
         is_missing = self.plan.saves_on_stop and not path.exists()
-        if any(statuses) != is_missing:  # None: late, is_over_elsewhere()
+        if any(statuses) != is_missing:  # None: only a late successor runs, see is_over_elsewhere()
             raise Failure("lost", f"zerodrun ended with {statuses}, and {path} is {'not ' * is_missing}there\n"
                                   f"{self.describe()}")
         if path.exists():
@@ -590,7 +593,7 @@ class RunJob(Job):
 
 @contextlib.contextmanager
 def on_device(device):
-    """Daemons that are made meanwhile have their jobs there."""
+    """Jobs of daemons that are created in this context are on this device."""
     before = os.environ.get("ZEROD_DEVICE")
     os.environ["ZEROD_DEVICE"] = device
     try:
@@ -602,7 +605,7 @@ def on_device(device):
 
 
 def make_checkpoint(build, folder, plan):
-    """That of an undisturbed run. Return: its path."""
+    """Runs an undisturbed job that saves a checkpoint. Return: the checkpoint's path."""
     settings, moments = kills.OPTIMIZERS[plan.optimizer]
     folder.mkdir()
     config = {"world": {"size": plan.world_size}, "gradient_clipping": 1.0, "optimizer": settings,
@@ -617,7 +620,7 @@ def make_checkpoint(build, folder, plan):
 
 
 def check_checkpoint(build, folder, plan, path, reference):
-    """A daemon on one node loads it, and has all that the run had in the end."""
+    """Checks that a daemon on one node can load the checkpoint, and that it contains the run's final state."""
     settings, moments = kills.OPTIMIZERS[plan.optimizer]
     folder.mkdir()
     config = {"world": {"size": plan.world_size}, "optimizer": settings, "checkpoint": {"load": str(path)}}
@@ -632,10 +635,10 @@ def check_checkpoint(build, folder, plan, path, reference):
 
 
 def reference_of(references, plan):
-    """What an undisturbed run computes. Return: as results(), all of it, and as much as this run is to compute."""
+    """Return: the results() of an undisturbed run, all of them, and only those that this run must compute."""
     found = references.get(plan.world_size, plan.accumulate, plan.n_steps, optimizer=plan.optimizer, state=plan.state,
                            args=("--state", *plan.args), begin=plan.begin)
-    leaves = "--leave" in plan.own_args  # nothing that other nodes have is read in the end
+    leaves = "--leave" in plan.own_args  # at the end no data of other nodes are read
     last = [("state", (plan.n_steps, 0))]
     last += [("weights", plan.n_steps)] if plan.config["zero_optimization"]["stage"] == 3 else []
 
@@ -648,7 +651,7 @@ def reference_of(references, plan):
 
 
 def one_run(build, references, folder, plan, timeout=40):
-    """Return: how often daemons were killed. A failure raises AssertionError."""
+    """Runs a plan. Return: the number of killed daemons. A failure raises AssertionError."""
     with on_device(plan.device if plan.optimizer == "Muon" else ""):  # Muon's products have other bits on GPUs
         undisturbed, reference = reference_of(references, plan)
         begun = make_checkpoint(build, folder / "before", plan) if plan.loads else None
@@ -674,18 +677,18 @@ def one_run(build, references, folder, plan, timeout=40):
 
 
 def saves_not(daemon):
-    """No checkpoint is being written, and no daemon dies while it is asked."""
+    """Return: whether no checkpoint is being saved. False if the daemon dies before it answers."""
     answer = daemon.ctl("--json", "status", check=False)
     return answer.returncode == 0 and not json.loads(answer.stdout)["checkpoint"]["saving"]
 
 
 def kind_of(error):
-    """One of KINDS."""
+    """Return: one of kills.KINDS."""
     return getattr(error, "kind", "waits" if re.search("did not end|waited in vain|timed out", str(error)) else "lost")
 
 
 class Runner:
-    """Runs by their seeds, one after the other. Of a campaign's process."""
+    """Runs plans by their seeds, one after the other, in one process of a campaign."""
 
     def __init__(self, folder, options):
         self.build = Build(os.environ.get("ZEROD_BUILD", ROOT / "build"))
@@ -693,13 +696,13 @@ class Runner:
         self.references = kills.References(self.build, Path(tempfile.mkdtemp(dir=folder)))
 
     def run(self, seed):
-        """Return: how often daemons were killed, and the kind and text of a failure or None."""
+        """Return: the number of killed daemons, and (kind, text) of a failure or None."""
         where = self.folder / str(seed)
         where.mkdir()
         plan = Plan(seed, **self.options)
         try:
             n_killed = one_run(self.build, self.references, where, plan)
-        except (Exception, pytest.fail.Exception) as error:  # not the campaign's end, but a failed run
+        except (Exception, pytest.fail.Exception) as error:  # a failed run does not end the campaign
             (where / "failure.txt").write_text(str(error))
             kind = kind_of(error)
             return plan.n_killed, (kind, f"FAILED ({kind}), see {where}/failure.txt, again: "
@@ -709,13 +712,13 @@ class Runner:
 
 
 def command_of(seed, options):
-    """That repeats one run. Moments differ, so it may take several times."""
+    """Return: a command that repeats one run. Because moments of kills vary, several attempts may be necessary."""
     words = [f"--{name.removeprefix('n_')}={one}" for name, value in options.items() if value is not None
              for one in (value if name == "only" else [value])]
     return shlex.join(["scripts/soak", "daemon-kills", "--run", str(seed), *words])
 
 
-runner = None  # of a process of a campaign in several
+runner = None  # in each process of a campaign with several processes
 
 
 def begin_runs(*args):
@@ -728,7 +731,7 @@ def run_seed(seed):
 
 
 def run_in_turn(seeds, n_jobs, *args):
-    """The results of runs, n_jobs at a time."""
+    """Yields the results of runs, with n_jobs runs at a time."""
     if n_jobs == 1:
         yield from map(Runner(*args).run, seeds)
         return
@@ -740,14 +743,14 @@ def run_in_turn(seeds, n_jobs, *args):
                 for future in done:
                     yield future.result()
                     under_way |= {processes.submit(run_seed, seed) for seed in itertools.islice(seeds, 1)}
-        finally:  # the caller has seen enough
+        finally:  # the caller has stopped early
             processes.shutdown(cancel_futures=True)
 
 
 def campaign(n_kills, seeds, max_failures=3, say=print, n_jobs=1, **options):
     """
-    Runs with these seeds until the daemons were killed so often. options: those of Plan, for all runs. Return: how many
-    runs failed.
+    Runs plans with these seeds until n_kills daemons were killed. options: arguments of Plan for all runs. Return: the
+    number of failed runs.
     """
     folder = Path(tempfile.mkdtemp(prefix="zerod-daemon-kills-"))
     began, n_killed, n_runs, failed = time.monotonic(), 0, 0, dict.fromkeys(kills.KINDS, 0)
@@ -768,7 +771,7 @@ def campaign(n_kills, seeds, max_failures=3, say=print, n_jobs=1, **options):
             break
     say(f"from seed {first}: {sum_up()}")
     if not any(failed.values()):
-        shutil.rmtree(folder, ignore_errors=True)  # runs that nobody waited for may still be ending
+        shutil.rmtree(folder, ignore_errors=True)  # unfinished runs may still use the folder
     return sum(failed.values())
 
 

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The documents, and what can be read in them."""
+"""The documents of the repository, and functions that read them."""
 
 import re
 
 from conftest import ROOT
 
 DOCUMENTS = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))]
-# Some of them in Chinese: docs/zh/README.md is the README, docs/zh/faults.md is docs/faults.md.
+# The Chinese documents: docs/zh/README.md is the README, docs/zh/faults.md is docs/faults.md.
 CHINESE = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs/zh").glob("*.md"))
-# Those that are pages of the site, too.
+# Documents outside docs/ that are pages of the site too.
 BESIDE = ["CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]
 OTHERS = ["client/python/README.md", "tests/README.md", "tests/golden/README.md", "tests/systems/FINDINGS.md"]
 
@@ -37,14 +37,16 @@ def rows_of(document, heading):
 
 
 def anchors(text):
-    """As hosts of repositories make them; scripts/docs checks those of the site."""
+    """
+    Return: the anchors of a text as hosts of repositories generate them. scripts/docs checks the anchors of the site.
+    """
     headings = re.findall(r"^#+ (.*)", without_blocks(text), re.MULTILINE)
     made = [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
     return [*made, *re.findall(r'<a id="([^"]+)">', text)]
 
 
 def sources(*folders):
-    """One text of all files of these folders: string literals that stand one after the other are one."""
+    """Return: the text of all source files in these folders. Adjacent string literals are joined."""
     files = [path for folder in folders for path in sorted((ROOT / folder).rglob("*"))]
     texts = [path.read_text(encoding="utf-8") for path in files if path.suffix in (".py", ".c", ".h", ".txt")]
     return re.sub(r'"\s+f?"', "", "".join(texts))

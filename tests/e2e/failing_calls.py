@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-A daemon whose system calls fail, one at a time: the nth call of a name, counted by strace from the moment at which the
-daemon listens. Meanwhile a job of two ranks trains, one of them is killed and started again, and zerodctl asks. Used by
-test_failing_calls.py; as a program (scripts/soak calls) the long campaign.
+Makes system calls of a daemon fail, one at a time: the nth call of a name, which strace counts after the daemon has
+begun to listen. Meanwhile a job of two ranks trains, one rank is killed and started again, and zerodctl asks questions.
+The daemon must survive, and the job must end with the bits of an undisturbed one. Each text for a client or the log
+must name the resource that was short.
 
-The daemon must live on, the job must end with the bits of an undisturbed one, and each text that a client or the log gets
-must name what was short.
+Used by test_failing_calls.py. As a program (scripts/soak calls) it runs the long campaign.
 """
 
 import argparse
@@ -25,8 +25,8 @@ from kills import References, results
 
 N_STEPS = 8
 WINDOW = 4
-MOST_LIVES = 8  # of a rank
-UNREACHED = 3   # numbers one after the other that no thread came to: there are no more such calls
+MOST_LIVES = 8  # most processes of one rank
+UNREACHED = 3   # consecutive numbers that no thread reached; then there are no more such calls
 STAGES = (1, 2, 3)
 
 CALLS = {
@@ -53,17 +53,17 @@ SAYS = {
     "ENOBUFS": r"memory|buffer",
     "EAGAIN": r"thread|process|memory|Resource temporarily unavailable",
 }
-# A text that sends its reader to the log, where it has to stand then. zerodctl, whose question was cut off, knows no more.
+# Texts that refer to the log, which then must name the resource. When its connection breaks, zerodctl cannot know more.
 SEE_LOG = re.compile(r"its log has the reason|has closed the connection$")
 ABORTED = re.compile(r"E1302 (warning, step begins again|step aborted)|E1007|no error")
 
 
-# A line of strace's: an epoll_ctl() and what came of it.
+# A line of strace: an epoll_ctl() and its result.
 EPOLL_CTL = re.compile(r"epoll_ctl\(\d+, EPOLL_CTL_(\w+), (\d+),.* = (-1 E\w+|0)")
 
 
 def may_fail(call, trace):
-    """Could the kernel have failed that call so? epoll_ctl() needs memory only when it adds a new descriptor."""
+    """Return: whether the kernel could have failed this call. epoll_ctl() needs memory only for a new descriptor."""
     added = set()
     for line in trace.splitlines() if call == "epoll_ctl" else ():
         match = EPOLL_CTL.search(line)
@@ -80,13 +80,13 @@ def may_fail(call, trace):
 
 
 def traced(daemon):
-    """Processes that strace follows: of the daemon, each thread."""
+    """Return: the threads of the daemon that strace follows."""
     tasks = Path(f"/proc/{daemon.pid}/task")
     return [t for t in tasks.iterdir() if "TracerPid:\t0" not in (t / "status").read_text()]
 
 
 class Injected:
-    """The daemon's nth call of that name fails, once in each of its threads."""
+    """Makes the daemon's nth call of that name fail, once in each of its threads."""
 
     def __init__(self, daemon, call, errno, n):
         self.trace = daemon.folder / "strace.txt"
@@ -99,14 +99,14 @@ class Injected:
         assert self.popen.poll() is None, self.popen.stderr.read()
 
     def end(self):
-        """Return: how many calls were made to fail."""
+        """Stops strace. Return: the number of calls that failed."""
         self.popen.terminate()
         self.popen.communicate()
         return self.trace.read_text().count("(INJECTED)")
 
 
 class Rank:
-    """A rank that is started again, whatever it ended of."""
+    """A rank that is always started again, whatever the reason of its end."""
 
     def __init__(self, daemon, rank, first_failpoint=None):
         self.daemon, self.rank, self.processes = daemon, rank, []
@@ -135,7 +135,7 @@ class Rank:
 
 
 class Asker(threading.Thread):
-    """zerodctl asks one question after the other, each over a connection of its own."""
+    """zerodctl asks one question after the other, each over a new connection."""
 
     def __init__(self, daemon):
         super().__init__(daemon=True)
@@ -175,7 +175,9 @@ def problems_of(daemon, ranks, reference, errno, n_failed, failures):
 
 
 def one_run(build, references, folder, call, errno, n, patience=60):
-    """Return: how many calls failed, None where the kernel cannot fail this one. A problem raises AssertionError."""
+    """
+    Return: the number of failed calls, or None if the kernel cannot fail this call. A problem raises AssertionError.
+    """
     stage = STAGES[n % len(STAGES)]
     folder.mkdir(parents=True)
     daemon = Daemon(build, folder, {"zero_optimization": {"stage": stage}, "gradient_clipping": 1.0})
@@ -203,7 +205,7 @@ def one_run(build, references, folder, call, errno, n, patience=60):
 
 
 def campaign(arguments):
-    """The table of the long run. Return: how many runs failed."""
+    """Runs the long campaign and prints a table. Return: the number of failed runs."""
     build = Build(os.environ.get("ZEROD_BUILD", ROOT / "build"))
     folder = Path(tempfile.mkdtemp(prefix="zerod-calls-"))
     references = References(build, folder)

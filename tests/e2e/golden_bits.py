@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases for the golden numbers, and the comparison of a result file (tests/programs/golden-case.h) with them."""
+"""
+Cases for the golden numbers, and the comparison of result files (tests/programs/golden-case.h) with these numbers.
+"""
 
 import functools
 import json
@@ -35,13 +37,13 @@ OPTIMIZERS = {
     "Adagrad": ("Adagrad", {"lr": 1e-2, "eps": 1e-10, "lr_decay": 1e-2, "weight_decay": 0.01}, {"lr_decay": 0.5}),
 }
 
-# No element, one, around a run of 64, around and above the middle bucket size.
+# No element, one element, sizes around a run of 64, sizes around and above the middle bucket size.
 SHAPES = [[0, 4], [], [63], [64], [65], [31, 33], [1], [200], [7, 3, 5], [129], [2, 0], [64, 3], [300], [63], [127],
           [1, 1], [513], [17], [40, 25], [64]]
 
 
 def make_params(rng):
-    """Each pair of dtypes at least twice, in two groups; frozen parameters among them."""
+    """Return: parameters in two groups with each pair of dtypes at least twice. Some are frozen."""
     shapes, pairs = rng.sample(SHAPES, len(SHAPES)), rng.sample(PAIRS * 3, len(SHAPES) - 9) + PAIRS
     params = [{"shape": shape, "group": rng.randrange(2), "grad_dtype": g, "weight_dtype": w}
               for shape, (g, w) in zip(shapes, pairs)]
@@ -68,7 +70,7 @@ def make_rules(rng, world, params):
 
 
 def make_case(world, optimizer="AdamW", **changes):
-    """20 steps with all there is; the model and the rules depend on the world size alone."""
+    """Return: a case of 20 steps with all features. The model and the rules depend only on the world size."""
     kind, params, group = OPTIMIZERS[optimizer]
     rng = random.Random(world)
     case = {
@@ -109,13 +111,13 @@ def _golden_run(text):
 
 
 def golden_run(case):
-    """golden.run(); accumulators, which no optimizer changes, are kept for the next case of the same gradients."""
+    """golden.run(). Keeps the accumulators, which no optimizer changes, for the next case with the same gradients."""
     return _golden_run(json.dumps(case))
 
 
 @functools.cache
 def list_isas(driver):
-    """The instruction sets of this machine, the narrowest first."""
+    """Return: the instruction sets of this machine, the narrowest first."""
     return subprocess.run([driver, "--isas"], check=True, capture_output=True, text=True).stdout.split()
 
 
@@ -123,7 +125,7 @@ def list_isas(driver):
 
 
 def read_results(path):
-    """Named arrays, as bytes."""
+    """Return: the named arrays of a result file, as bytes."""
     results = {}
     with open(path, "rb") as f:
         while line := f.readline():
@@ -136,7 +138,7 @@ def read_results(path):
 
 
 def _differ(name, got, want):
-    """Which elements are not equal."""
+    """Return: a text that names the elements that differ."""
     size = want.dtype.itemsize
     got = np.frombuffer(got, dtype=f"u{size}")
     want = want.reshape(-1).view(f"u{size}")
@@ -148,7 +150,7 @@ def _differ(name, got, want):
 
 
 def differences(results, wanted):
-    """wanted: name to array. What of it is not there, bit for bit."""
+    """Yields a text for each array of wanted (name to array) that is missing or differs in a bit."""
     for name, want in wanted.items():
         if name not in results:
             yield f"{name} is missing"
@@ -157,7 +159,7 @@ def differences(results, wanted):
 
 
 def wanted_state(case, last, weights=("weights",)):
-    """After a step: what golden.py has, by the names of a result file."""
+    """Return: golden.py's state after the step, by the names of a result file."""
     wanted = {}
     for i, param in enumerate(case["params"]):
         for name in weights:
@@ -169,7 +171,7 @@ def wanted_state(case, last, weights=("weights",)):
 
 
 def check_norms(results, steps):
-    """The norm of every step; of a step that is not applied, only that it is not finite."""
+    """Checks the norm of every applied step. The norm of a step that is not applied must only be not finite."""
     for i, step in enumerate(steps):
         norm = np.frombuffer(results[f"norm.{i}"])
         if step["applied"]:

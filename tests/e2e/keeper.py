@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-A service manager for tests: it keeps a daemon's descriptors, and starts the daemon again when it has died.
+A service manager for tests. It keeps a daemon's descriptors and restarts a dead daemon. A life is one process of a
+daemon or rank.
 
     daemon = KeptDaemon(build, folder, config, plan=["reduced:kill@3", "adopt:kill", None])
 
-plan: a failpoint for each life of the daemon; the last one is that of all further lives.
+plan: a failpoint for each life of the daemon; the last one applies to all further lives.
 """
 
 import contextlib
@@ -30,7 +31,7 @@ os.execv(program[0], program)
 
 
 class Store:
-    """The socket of a service manager, and what it keeps: a list of (name, descriptor)."""
+    """The socket of a service manager, and the kept descriptors: a list of (name, descriptor)."""
 
     def __init__(self):
         self.kept, self.lock = [], threading.Lock()
@@ -61,11 +62,11 @@ class Store:
                 for name, fd in [k for k in self.kept if k[0] == lines["FDNAME"]]:
                     os.close(fd)
                     self.kept.remove((name, fd))
-        for fd in fds:  # of a barrier: closing it is the answer
+        for fd in fds:  # a barrier's descriptor; closing it is the answer
             os.close(fd)
 
     def settle(self):
-        """All that a dead daemon has sent is kept."""
+        """Waits until the manager has processed all messages that a dead daemon has sent."""
         ours, theirs = os.pipe()
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.connect("\0" + self.name)
@@ -94,7 +95,7 @@ class KeptDaemon(Daemon):
         first = self.life_env(0)
         super().__init__(build, folder, config, first, wait)
         self.lives.append((self.pid, self.err_path))
-        self.began = time.monotonic()  # of this life
+        self.began = time.monotonic()  # start of the present life
 
     def life_env(self, life):
         point = self.plan[min(life, len(self.plan) - 1)] if self.plan else None
@@ -105,7 +106,7 @@ class KeptDaemon(Daemon):
         return env
 
     def start_again(self):
-        """The next life, with what was kept."""
+        """Starts the next life with the kept descriptors."""
         self.store.settle()
         with self.store.lock:
             kept = list(self.store.kept)
@@ -135,7 +136,7 @@ class KeptDaemon(Daemon):
         self.began = time.monotonic()
 
     def tend(self):
-        """Starts a daemon that was killed again. Return: whether it was."""
+        """Restarts a killed daemon. Return: whether it was killed."""
         if self.popen.poll() is None:
             return False
         if self.popen.returncode != -signal.SIGKILL:
@@ -152,7 +153,7 @@ class KeptDaemon(Daemon):
         return "".join(path.read_text(errors="replace") for _, path in self.lives)
 
     def stop(self, *args, **more):
-        """The end, once it is a daemon: it may have been started again just now, and be killed as planned."""
+        """Stops the daemon after it is ready. It may just have been restarted, or its plan may kill it first."""
         wait_for("the daemon is ready", lambda: self.checked or self.is_settled())
         super().stop(*args, **more)
         self.store.close()
@@ -163,11 +164,11 @@ class KeptDaemon(Daemon):
             self.store.close()
 
     def age(self):
-        """Seconds of this life."""
+        """Return: the duration of the present life in seconds."""
         return time.monotonic() - self.began
 
     def stops_for(self):
-        return 0  # it is not told to, as long as trainers run
+        return 0  # it is not asked to stop while trainers run
 
 
 LIFE = """#!/bin/sh
@@ -194,7 +195,7 @@ class RunLife:
     def pid(self):
         try:
             return int((self.folder / "pid").read_text())
-        except (OSError, ValueError):  # it is just being started
+        except (OSError, ValueError):  # the process is just starting
             return None
 
     def signal(self, number):
@@ -217,7 +218,7 @@ class RunLife:
 
 
 class RunLives:
-    """The lives of a daemon or a rank that zerodrun starts. It may not have been started yet."""
+    """The lives of a daemon or a rank that zerodrun starts. The first life may not have started yet."""
 
     def __init__(self, folder, points):
         self.folder, self.plan, self.processes = folder, points, []
@@ -238,7 +239,7 @@ class RunRank(RunLives):
     def __init__(self, rank, folder, plan):
         super().__init__(folder, [life if isinstance(life, str) else " ".join(life) for life in plan])
         self.rank, self.plan = rank, plan
-        self.is_late = False  # its predecessor had left, and the run is over
+        self.is_late = False  # its predecessor had left, and the run has ended
 
     @property
     def n_kills(self):
@@ -253,10 +254,10 @@ class RunRank(RunLives):
 
 
 class RunNode:
-    """zerodrun on one node: it starts the daemon and the ranks."""
+    """zerodrun on one node. It starts the daemon and the ranks."""
 
     def __init__(self, build, folder, config, env, points, first, plans, args):
-        """points: a failpoint for each life of the daemon; plans: of the ranks, as in kills.Lives; first: rank."""
+        """points: a failpoint for each life of the daemon. plans: as in kills.Lives. first: the first rank."""
         self.build, self.folder, self.patience = build, folder, build.patience
         self.config_path, self.socket = folder / "zerod.json", folder / "zerod.sock"
         self.config_path.write_text(json.dumps(merge(merge(DEFAULTS, config), {"listen": {"socket": str(self.socket)}})))
@@ -281,7 +282,10 @@ class RunNode:
         return self.daemon.processes
 
     def age(self):
-        """Seconds of the daemon's present life; the first one begins with the ranks: zerodrun starts it again from then on."""
+        """
+        Return: the duration of the daemon's present life in seconds. The first life counts from the ranks' start,
+        because before that zerodrun does not restart the daemon.
+        """
         return time.monotonic() - self.daemon.last.began if self.has_begun else 0
 
     def tend(self):
@@ -291,7 +295,7 @@ class RunNode:
             self.has_begun, self.daemon.last.began = True, time.monotonic()
 
     def stops_for(self):
-        """How long the present daemon has known that it is to end, in seconds."""
+        """Return: the seconds since the present daemon was asked to stop."""
         if "SIGINT" not in self.daemon.last.err():
             self.stopping_since = None
         elif self.stopping_since is None:

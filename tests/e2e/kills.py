@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Trainers that are killed at failpoints and started again, and the judge of how such a run ended. Used by test_kills.py;
-as a program (scripts/soak kills) the long campaign: every failpoint class 15 times, 20 runs with two ranks at once.
+Kills trainers at failpoints and starts them again, and judges how such a run has ended. A life is one process of a
+rank. Used by test_kills.py. As a program (scripts/soak kills) it runs the long campaign: every failpoint class 15
+times, and 20 runs in which two ranks are killed.
 """
 
 import argparse
@@ -20,10 +21,10 @@ from conftest import Build, Daemon, ROOT, merge
 N_STEPS = 104
 WINDOW = 8
 N_MICRO = 2
-N_PUSHES = 12  # of a micro-batch; two more are missing now and then
-GATHERS = 3    # of a step
+N_PUSHES = 12  # per micro-batch; two more are sometimes missing
+GATHERS = 3    # per step
 
-# Where a trainer is killed: name -> {failpoint: how often it is passed in a run}.
+# Where a trainer is killed: class -> {failpoint: how often a run passes it}.
 PER_BATCH, PER_STEP, PER_WINDOW = N_STEPS * N_MICRO, N_STEPS, N_STEPS // WINDOW
 CLASSES = {
     "connect": {"connected": 1, "Hello.send": 1, "Hello.sent": 1, "Hello.answered": 1},
@@ -44,29 +45,29 @@ CLASSES = {
                "window-mapped": PER_WINDOW, "WriteEnd.send": PER_WINDOW, "WriteEnd.wait": PER_WINDOW,
                "WriteEnd.answered": PER_WINDOW},
 }
-ABORTS = "abort"  # no kill: a rank aborts the step or gives its backward up, up to three times in a run
+ABORTS = "abort"  # kills nothing: a rank aborts the step or abandons its backward, up to three times in a run
 STARTING = ("connect", "declare", "form")  # a process passes these only once
 
 
 class Failure(AssertionError):
-    """Of a run; its kind is one of KINDS."""
+    """A failed run. kind is one of KINDS."""
 
     def __init__(self, kind, text):
         super().__init__(f"{kind}: {text}")
         self.kind = kind
 
 
-# A run's state did not outlive a death; a gradient counts more or less than once; another difference; a wait without end.
+# State was lost at a death; a gradient counted twice or not at all; another difference; a wait without end.
 KINDS = ("lost", "twice", "other bits", "waits")
-# What a run computes, in its order: the kind of the first difference is that of the run. A window that was lost shows in
-# the state at once, a gradient that was counted twice in the norm.
+# What a run computes, in this order. The first difference decides the run's kind: a lost window shows in the state at
+# once, a gradient that counted twice in the norm.
 ORDER = {"state": "lost", "weights": "other bits", "gradnorm": "twice", "norm": "twice", "final": "other bits"}
 
 
 class Lives:
     """
-    A rank: one process after the other. A plan says what is special about each: a failpoint (text), or further
-    arguments (a list). A life that is not meant to be killed is the plan's last.
+    A rank, as a sequence of processes. Its plan has an entry for each life: a failpoint (text), or further arguments (a
+    list). Only the plan's last life may be one that is not killed.
     """
 
     def __init__(self, daemon, program, args, rank, plan):
@@ -97,12 +98,12 @@ class Lives:
         return [line.split(" ", 2) for p in self.processes for line in p.out().splitlines()]
 
     def is_to_die(self):
-        """Is that the plan of its present life?"""
+        """Return: whether the present life's plan kills it."""
         life = len(self.processes) - 1
         return life < len(self.plan) and is_deadly(self.plan[life])
 
     def problems(self):
-        """How its processes should not have ended."""
+        """Yields a text for each process that has ended in a wrong way."""
         for life, p in enumerate(self.processes):
             if p.poll() not in ((0,) if p is self.last else KILLED):
                 yield f"rank {self.rank}, life {life}, ended with {p.poll()}"
@@ -110,7 +111,7 @@ class Lives:
             yield f"rank {self.rank} was not killed by {self.plan[len(self.processes) - 1]}"
 
 
-KILLED = (-signal.SIGKILL, -signal.SIGTERM)  # the latter by a launcher that starts all ranks again
+KILLED = (-signal.SIGKILL, -signal.SIGTERM)  # SIGTERM by a launcher that restarts all ranks
 
 
 def is_deadly(life):
@@ -124,9 +125,9 @@ def start(daemon, plans, args=(), n_steps=N_STEPS):
 
 
 def finish(ranks, daemon, timeout=60):
-    """Waits until all ranks have come to their end, and starts again what was killed."""
+    """Waits until all ranks have ended. Restarts killed processes."""
     deadline = time.monotonic() + timeout * daemon.patience
-    while any([rank.tend() for rank in ranks]):  # a list: all of them are tended
+    while any([rank.tend() for rank in ranks]):  # a list, so that all ranks are tended
         if time.monotonic() > deadline:
             raise Failure("waits", f"the run did not end\n{describe(ranks, daemon)}")
         time.sleep(0.002)
@@ -138,7 +139,7 @@ def train(daemon, plans, args=(), n_steps=N_STEPS, timeout=60, begin=start):
 
 
 def describe(ranks, daemon):
-    """The last output of all processes of a failed run."""
+    """Return: the last output of all processes of a failed run."""
     text = []
     for rank in ranks:
         for life, p in enumerate(rank.processes):
@@ -150,8 +151,8 @@ def describe(ranks, daemon):
 
 def results(ranks):
     """
-    What a run computed: {("norm", 17): {"0x1p+3 1 ..."}, ...}, values of all ranks and lives. States have the step and the
-    number of windows: ("state", (17, 1)).
+    Return: what the run computed, {("norm", 17): {"0x1p+3 1 ..."}, ...}, with the values of all ranks and lives. A
+    state's key has the step and the number of windows: ("state", (17, 1)).
     """
     found = {}
     for rank in ranks:
@@ -172,7 +173,7 @@ def in_order(key):
 
 
 def first_difference(ranks, reference, found):
-    """Return: None, or the kind of difference and a text. What all ranks that heard it were killed with may be missing."""
+    """Return: None, or the difference's kind and text. Results that no rank lived to print may be missing."""
     n_unheard = min(rank.n_kills for rank in ranks)
     for key in sorted(set(reference) | set(found), key=in_order):
         if key not in found and key[0] not in ("final", "state") and n_unheard > 0:
@@ -184,8 +185,8 @@ def first_difference(ranks, reference, found):
 
 def judge(ranks, daemon, reference, excuse=None):
     """
-    Fails unless the run has the reference's bits, every rank came to its end, and nobody was told of anything; excuse:
-    a pattern that the texts of aborts must match.
+    Fails unless the run has the reference's bits, every rank has ended well, and no rank got an error. excuse: a
+    pattern for texts of aborts that are allowed.
     """
     problems = [problem for rank in ranks for problem in rank.problems()]
     for rank in ranks:
@@ -194,7 +195,7 @@ def judge(ranks, daemon, reference, excuse=None):
                     line[0] == "aborted" and not (excuse and re.search(excuse, line[2]))):
                 problems.append(f"rank {rank.rank}: {' '.join(line)}")
     kind, difference = first_difference(ranks, reference, results(ranks)) or ("lost", None)
-    if problems:  # what is missing then is not another fault
+    if problems:  # missing results are then no further fault
         kind = "lost"
     if problems or difference:
         text = "\n".join(filter(None, [*problems, difference]))
@@ -202,7 +203,7 @@ def judge(ranks, daemon, reference, excuse=None):
 
 
 def kill_plan(rng, kind, rank):
-    """Failpoints of one rank's lives, the last of them of that class."""
+    """Return: a plan for one rank: failpoints of its lives, the last one of that class."""
     if kind == ABORTS:
         words = []
         for step in sorted(rng.sample(range(N_STEPS), rng.randint(1, 3))):
@@ -216,17 +217,17 @@ def kill_plan(rng, kind, rank):
     name = rng.choice([p for p in points if rank == 0 or not p.startswith("Init.")])
     n_passed = points[name]
     point = f"{name}:kill@{rng.randint(1, max(1, n_passed * 9 // 10))}"
-    if kind == "update":  # late enough for the update to have begun; the daemon's is slow
+    if kind == "update":  # late enough that the update has begun; the daemon's updates are slow
         at = rng.randint(1, n_passed)
         point = f"{name}:sleep:{rng.randint(1, 12)}@{at},{name}:kill@{at}"
     if kind in STARTING and not name.startswith("Init.") and rng.random() < 0.7:
-        # A successor is killed while it starts: its predecessor dies anywhere.
+        # The successor is killed while it starts. Its predecessor may die anywhere.
         return [*kill_plan(rng, rng.choice([k for k in CLASSES if k not in STARTING + ("gather",)]), rank), point]
     return [point]
 
 
 def options(rng, kind):
-    """A configuration for a run; the bits do not depend on it."""
+    """Return: a configuration for a run. The bits do not depend on it."""
     stage = 3 if kind == "gather" else rng.choice((1, 2, 3))
     config = {
         "zero_optimization": {"stage": stage, "reduce_bucket_size": rng.choice((1, 300, 2000, 50000)),
@@ -242,7 +243,7 @@ def options(rng, kind):
     return config, env
 
 
-# Name -> settings, and which moments there are.
+# Name -> settings, and the moments that the optimizer has.
 OPTIMIZERS = {
     "AdamW": ({"type": "AdamW"}, "mv"),
     "Adam": ({"type": "Adam", "params": {"adam_w_mode": False}}, "mv"),
@@ -254,7 +255,7 @@ OPTIMIZERS = {
 }
 
 
-# Of the configuration: how the state lies in memory.
+# Keys of the configuration that decide how the state is stored.
 STATES = {
     "fp32": {},
     "bf16 moments": {"bf16": {"bf16_optimizer_states": True}},
@@ -265,14 +266,14 @@ STATES = {
 
 
 class References:
-    """Undisturbed runs: the bits to be met."""
+    """The results of undisturbed runs, with which other runs are compared."""
 
     def __init__(self, build, folder):
         self.build, self.folder, self.known = build, Path(folder), {}
 
     def get(self, world_size, accumulate=False, n_steps=N_STEPS, window=WINDOW, optimizer="AdamW", state="fp32", args=(),
             begin=start):
-        """args: further ones of the trainers. begin: start(), or one like it for other trainers."""
+        """args: further arguments of the trainers. begin: start(), or a similar function for other trainers."""
         key = (world_size, accumulate, n_steps, window, optimizer, state, *args, begin, os.environ.get("ZEROD_DEVICE"))
         if key not in self.known:
             folder = Path(tempfile.mkdtemp(prefix="reference-", dir=self.folder))
@@ -291,7 +292,7 @@ class References:
 
 
 def one_run(build, references, folder, seed, kind, double=False):
-    """One run with kills of that class; with double two ranks are killed. A failure raises AssertionError."""
+    """One run with kills of that class. double: two ranks are killed. A failure raises AssertionError."""
     rng = random.Random(f"{seed} {kind} {double}")
     world_size = rng.choice((2, 3, 4) if double else (2, 2, 3))
     accumulate = rng.random() < 0.25
@@ -329,7 +330,7 @@ def one_run(build, references, folder, seed, kind, double=False):
 
 
 def campaign(arguments):
-    """The table of the long run. Return: how many runs failed."""
+    """Runs the long campaign and prints a table. Return: the number of failed runs."""
     build = Build(os.environ.get("ZEROD_BUILD", ROOT / "build"))
     folder = Path(tempfile.mkdtemp(prefix="zerod-soak-"))
     references = References(build, folder)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Hostile clients beside an honest job, all at once. The daemon and the job's two ranks are of one user; of the attackers
-some are of the same user, some of another who may connect, some of one who may not. Used by test_hostile.py; as a program
-(scripts/soak hostile) the long campaign.
+Hostile clients attack the daemon of an honest job, all at once. The daemon and the job's two ranks belong to one user.
+Some attackers are the same user, some another user who may connect, and some a user who may not. Used by
+test_hostile.py. As a program (scripts/soak hostile) it runs the long campaign.
 
-Undisturbed and attacked phases alternate. After each attacked phase the job must have the bits of a job that nobody
-attacked, root must have been let in each time, and the daemon must hold what it held before. Attackers run under
-SCHED_IDLE: what they take of the processors themselves is no fault of the daemon's, what it does for them counts.
+Undisturbed and attacked phases alternate. After each attacked phase the job must have the bits of a job without
+attackers. Each time root must have got an answer, and the daemon must have no more descriptors than before. Attackers
+run under SCHED_IDLE, so that their own use of the processors does not count, only the daemon's work for them.
 """
 
 import argparse
@@ -24,26 +24,27 @@ from pathlib import Path
 from conftest import Build, Daemon, ROOT, environment
 from puppet import Puppet, form, n_fds_at_rest, n_threads, settled, state, steps
 
-OWNER, ALLOWED, STRANGER = 21001, 21002, 21003  # uids that nobody has
-GOAL = 1.25       # median step of the attacked phases, in undisturbed ones
+OWNER, ALLOWED, STRANGER = 21001, 21002, 21003  # uids of no user
+GOAL = 1.25       # limit for the median step: attacked phases divided by undisturbed ones
 PAUSE = 0.01      # between steps
-ROOT_WITHIN = 10  # seconds in which root is answered
+ROOT_WITHIN = 10  # seconds in which root must get an answer
 MODEL = ("param", "big", 1 << 19)
 
-# Over and over, each in a process of its own: uid -> arguments of tests/hostile.
+# Attacks that are repeated, each in a new process: uid -> arguments of tests/hostile.
 REPEATED = {
     OWNER: ["garbage 100", "truncated", "oversized", "descriptors", "not-hello", "other-version", "empty-packet",
             "control-pushes", "control-unknown", "rank-taken", "steals-shown"],
     ALLOWED: ["garbage 100", "oversized", "control-unknown", "rank-taken", "steals-shown", "admin 0", "admin 1", "admin 2"],
     STRANGER: ["foreign 0", "foreign 1"],
 }
-# Until they are told to end, or the daemon closes their connections: arguments, and how many processes.
+# Attacks that run until they are ended or the daemon closes their connections: (arguments, number of processes).
 LASTING = {
     OWNER: [("asks 20", 1), ("never-reads 10000", 1), ("control-idle", 20)],
     ALLOWED: [("asks 20", 1), ("never-reads 10000", 1), ("control-idle", 44), ("idle 100", 1)],
     STRANGER: [("idle 200", 1)],
 }
-# An attacker that is refused for want of room, or whose silent connection gives its place to another, has not succeeded.
+# An attacker has not succeeded if it is refused because there is no room, or if another connection replaces its silent
+# one.
 LOOP = 'while :; do if "$@" >out 2>&1; then echo held; elif grep -qE "E1401|got the end" out; then echo full; else cat out; fi; done >>{}'
 
 
@@ -52,7 +53,7 @@ def as_user(uid):
 
 
 class Programs:
-    """Copies that each of the users can run, wherever the build folder lies."""
+    """Copies of the programs that each user can run, wherever the build folder is."""
 
     def __init__(self, build):
         self.private = tempfile.TemporaryDirectory(prefix="zerod-hostile-")
@@ -75,7 +76,7 @@ class Programs:
 
 
 class Attackers:
-    """All of them, from the constructor to end(). idle: under SCHED_IDLE."""
+    """All attackers, from the constructor to end(). idle: run them under SCHED_IDLE."""
 
     def __init__(self, programs, daemon, name, idle):
         self.programs, self.daemon, self.name, self.processes, self.lines = programs, daemon, name, [], {}
@@ -100,11 +101,11 @@ class Attackers:
         self.start(uid, ["sh", "-c", LOOP.format("lines"), "sh", self.programs.path("tests/hostile"), *attack.split()], folder)
 
     def each_has_ended(self):
-        """Has each attack come to its end once?"""
+        """Return: whether each attack has ended at least once."""
         return all(path.exists() and path.stat().st_size for path in self.lines.values())
 
     def end(self):
-        """Return: {(uid, attack): (how often the daemon held, how often it was full)}, and what else was printed."""
+        """Return: {(uid, attack): (times that the daemon held, times that it was full)}, and other output."""
         for process in self.processes:
             os.killpg(process.pid, signal.SIGKILL)
         for process in self.processes:
@@ -119,7 +120,7 @@ class Attackers:
 
 
 class Visitor(threading.Thread):
-    """Root, which asks for the status over and over."""
+    """Root, which asks for the status again and again."""
 
     def __init__(self, daemon):
         super().__init__(daemon=True)
@@ -146,7 +147,7 @@ class Visitor(threading.Thread):
 
 
 class Job:
-    """Two ranks of the owner's. quiet: the same job, which nobody attacks."""
+    """A job of two ranks that belong to OWNER."""
 
     def __init__(self, programs, config, name):
         folder = programs.folder_of(OWNER, name)
@@ -158,7 +159,7 @@ class Job:
         self.n_steps = 0
 
     def train(self, seconds):
-        """Return: how long each step took."""
+        """Return: the duration of each step."""
         took, until = [], time.monotonic() + seconds
         while time.monotonic() < until:
             began = time.monotonic()
@@ -175,7 +176,7 @@ class Job:
 
 
 class Campaign:
-    """Two jobs, one of which is attacked at times, and the findings about both."""
+    """Two jobs, one of which is attacked in some phases, and the findings about both."""
 
     def __init__(self, build, config=None):
         self.programs, self.jobs = Programs(build), []
@@ -193,8 +194,8 @@ class Campaign:
 
     def round(self, seconds, each=False):
         """
-        An undisturbed phase and an attacked one, of so many seconds each. each: attackers have their share of the
-        processors, and the phase is as long as it takes for each of them to have come to its end.
+        One undisturbed and one attacked phase, of this many seconds each. each: attackers use the processors normally,
+        and the phase lasts until each attack has ended once.
         """
         self.n_rounds += 1
         self.undisturbed += self.attacked.train(seconds)
@@ -217,7 +218,7 @@ class Campaign:
         settled(self.attacked.daemon, *self.at_rest)
 
     def compare(self):
-        """The undisturbed job trains as far, and must have the same bits."""
+        """Trains the undisturbed job as far as the attacked one. Both must have the same bits."""
         steps(self.quiet.ranks, self.attacked.n_steps - self.quiet.n_steps)
         self.quiet.n_steps = self.attacked.n_steps
         assert state(self.attacked.ranks) == state(self.quiet.ranks), "an attacked job has other bits"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Networks for tests and benchmarks of several nodes: namespaces of this machine."""
+"""Networks of namespaces of this machine, for tests and benchmarks with several nodes."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ def ip(*words, check=True):
 
 
 def why_no_network():
-    """Why there can be no namespaces here; None: there can."""
+    """Return: the reason why this machine cannot have namespaces, or None if it can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     name = f"zerod-{os.getpid()}-try"
@@ -20,7 +20,7 @@ def why_no_network():
 
 
 def sweep():
-    """Removes what test processes that were killed left behind: their number is in the name."""
+    """Removes the namespaces of killed test processes. A namespace's name contains its process id."""
     for line in ip("netns", "list").stdout.splitlines():
         words = line.split()[0].split("-")
         if words[0] == "zerod" and len(words) == 4 and not os.path.exists(f"/proc/{words[1]}"):
@@ -29,14 +29,14 @@ def sweep():
 
 class Network:
     """
-    A namespace per node, joined by a bridge in one more. Addresses are of a range for documentation and exist nowhere
-    else. A Unix socket is reached from outside: a namespace of the network does not hide files.
+    A namespace per node, and another one with a bridge that joins them. The addresses are from a range for
+    documentation. Unix sockets are reachable from outside, because network namespaces do not hide files.
     """
 
     n_made = 0
 
     def __init__(self, n, arp_ms=None):
-        """arp_ms: from one question for a neighbour's address to the next; None: as the kernel has it, a second."""
+        """arp_ms: time between two queries for a neighbour's address. None: the kernel's default, a second."""
         Network.n_made += 1
         self.name = f"zerod-{os.getpid()}-{Network.n_made}"
         self.middle, self.nodes = f"{self.name}-m", [f"{self.name}-{i}" for i in range(n)]
@@ -71,10 +71,10 @@ class Network:
             ip("netns", "del", name, check=False)
 
     def inside(self, node):
-        """The first words of a command that is to run on the node; it keeps the process number of its start."""
+        """Return: the first words of a command that is to run on the node. The command keeps the process id."""
         return ["nsenter", f"--net=/run/netns/{self.nodes[node]}"]
 
-    # Ways to cut a node off: (out, back). They differ in what the node notices.
+    # Ways to disconnect a node: (disconnect, reconnect). They differ in what the node detects.
 
     def interface(self, node):
         """The node's interface goes down: sending fails at once."""
@@ -82,17 +82,17 @@ class Network:
                 lambda: ip("-n", self.nodes[node], "link", "set", "eth0", "up"))
 
     def cable(self, node):
-        """The other end goes down: its interface is up and has no carrier."""
+        """The bridge's end of the link goes down: the node's interface is up without a carrier."""
         return (lambda: ip("-n", self.middle, "link", "set", f"port{node}", "down"),
                 lambda: ip("-n", self.middle, "link", "set", f"port{node}", "up"))
 
     def switch(self, node):
-        """Packets from and to the node are lost on the way, without a sign."""
+        """Packets from and to the node are lost, without a sign."""
         return (lambda: ip("-n", self.middle, "link", "set", f"port{node}", "nomaster"),
                 lambda: ip("-n", self.middle, "link", "set", f"port{node}", "master", "br0"))
 
     def route(self, node):
-        """Packets from the node vanish; packets to it arrive."""
+        """Packets from the node are lost; packets to it arrive."""
         def routes(verb):
             for i, host in enumerate(self.hosts):
                 if i != node:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Faults between nodes while a job trains on them, and the judge of how such a run ended. Each node has a network
-namespace of its own. Used by test_node_faults.py; as a program (scripts/soak node-faults) the long campaign.
+Faults between nodes while a job trains on them, and the judge of how such a run has ended. Each node has its own
+network namespace. Used by test_node_faults.py. As a program (scripts/soak node-faults) it runs the long campaign.
 
-A round is one fault at a random moment of a run: it must be noticed in time, said with the node and the reason, and the
-run must go on soon after its cause is gone. The run's end must have the bits of an undisturbed one on one node.
+A round is one fault at a random moment of a run. The daemons must notice the fault in time and report the node and the
+reason. After the fault's end the run must soon continue. At its end the run must have the bits of an undisturbed one on
+one node.
 """
 
 import argparse
@@ -29,17 +30,17 @@ from network import Network, why_no_network
 from nodes import Nodes
 
 N_STEPS = 110
-N_ROUNDS = 5    # of a run
-APART = 15      # steps from fault to fault, at least
-PACE_MS = 40    # of a fault within its step; longer than a step takes
+N_ROUNDS = 5    # per run
+APART = 15      # least number of steps between two faults
+PACE_MS = 40    # range of a fault's moment within its step; longer than a step takes
 
-# Seconds, on a machine that has other things to do, too; what is promised is in brackets.
+# Limits in seconds, for a machine with other load. The promised times are in brackets.
 NOTICE_DEATH = 0.5    # [0.1]
 NOTICE_SILENCE = 3.5  # [3]
 RECOVER = 1.5         # [1]
-BOUND = 30            # nothing may take longer
+BOUND = 30            # limit for everything else
 
-# The possible reasons of an engine's end.
+# The possible reasons for an engine's end.
 WHO = r"the engine of node \d+ \(192\.0\.2\.\d+:\d+\) "
 REASONS = re.compile(
     rf"{WHO}(was killed by signal 9 \(Killed\)|exited with status \d+|missed its deadline( for connecting)?)|"
@@ -56,7 +57,7 @@ STRANGER = re.compile(r"a connection from 192\.0\.2\.\d+:\d+ (was dropped: what 
 
 
 def in_namespace(name, work):
-    """Returns the result of work() in that network namespace, which a thread of its own enters."""
+    """Runs work() in that network namespace, on a new thread. Return: the result."""
     found = []
 
     def enter():
@@ -75,13 +76,13 @@ def in_namespace(name, work):
 
 
 def listening(pid):
-    """TCP ports that somebody listens at in the process's namespace."""
+    """Return: the TCP ports with a listener in the process's namespace."""
     lines = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
     return sorted({int(line[1].split(":")[1], 16) for line in lines if line[3] == "0A"})
 
 
 def engines(daemon):
-    """Its engine; none while it is being replaced or has not become one yet."""
+    """Return: pids of the daemon's engine. Empty while the engine is being replaced, or before its exec()."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -99,7 +100,7 @@ class Run:
     """A job on several nodes, each with a daemon in its namespace, and its trainers."""
 
     def __init__(self, build, folder, rng, stage, ranks, arp_ms=None, slack=1):
-        """slack: so many times longer than promised may it take to go on, where other tests run beside."""
+        """slack: factor for the time to continue after a fault, because other tests run at the same time."""
         self.build, self.folder, self.rng, self.slack = build, Path(folder), rng, slack
         self.started = []
         self.network = Network(len(ranks), arp_ms)
@@ -129,7 +130,7 @@ class Run:
                            ["--steps", N_STEPS, "--micro", kills.N_MICRO], rank, [])
 
     def stop(self):
-        """The clean end."""
+        """Stops all daemons and checks that they end cleanly."""
         for daemon in self.started:
             daemon.stop()
             daemon.check_sanitizers()
@@ -137,7 +138,7 @@ class Run:
                 process.check_sanitizers()
 
     def end(self):
-        """Whatever has become of it."""
+        """Kills all processes and removes the network, in whatever state the run is."""
         for daemon in self.started:
             for process in daemon.others:
                 process.kill()
@@ -149,10 +150,10 @@ class Run:
     def describe(self):
         return kills.describe(self.ranks, self.nodes)
 
-    # ---- time passes
+    # ---- waiting
 
     def wait(self, what, condition, timeout=BOUND):
-        """Until condition() is true, which is returned. Killed trainers are started again meanwhile."""
+        """Waits until condition() is true, and restarts killed trainers. Return: the value of condition()."""
         deadline = time.monotonic() + timeout * self.nodes.patience
         while not (value := condition()):
             for rank in self.ranks:
@@ -162,7 +163,7 @@ class Run:
         return value
 
     def step(self):
-        """The last step that any rank has begun; -1: none."""
+        """Return: the last step that any rank has begun, or -1."""
         words = [line[1] for rank in self.ranks for line in rank.lines() if line[0] == "weights"]
         return max(map(int, words), default=-1)
 
@@ -172,29 +173,29 @@ class Run:
     def engine(self, node):
         return self.wait(f"an engine of node {node}", lambda: engines(self.nodes.daemons[node]))[0]
 
-    # ---- what is said
+    # ---- diagnostics
 
     def said(self, code):
-        """How often the daemons have said that, by node."""
+        """Return: for each node, how often its daemon has logged this code."""
         return [daemon.log().count(f"{code} ") for daemon in self.nodes.daemons]
 
     def await_word(self, code, before, node, limit):
-        """Seconds until that node has said the code again."""
+        """Waits until that node has logged the code again. Return: the seconds until then."""
         began = time.monotonic()
         self.wait(f"{code} of node {node}", lambda: self.said(code)[node] > before[node], limit)
         return time.monotonic() - began
 
     def check_words(self):
-        """Every report has a node and a reason that is known."""
+        """Every report must name a node and a known reason."""
         for daemon in self.nodes.daemons:
             text = daemon.log()
             for code, pattern in (("E1502", REASONS), ("E1501", LOST)):
                 for match in re.finditer(rf"{code} .*(?:\n .*)*?\n  cause +(.*)", text):
                     assert pattern.fullmatch(match[1]) or pattern.match(match[1]), f"{code}: {match[1]}"
-            assert text.count("E1502 warning") == len(re.findall(r"engine failed, replaced", text))  # not of lines that count the rest
+            assert text.count("E1502 warning") == len(re.findall(r"engine failed, replaced", text))  # no counting line
 
 
-# ---- faults: each returns (seconds until it was noticed or None, when its cause was gone) ----------------------
+# ---- faults. Each returns (seconds until it was noticed or None, time when its cause ended) --------------------
 
 
 def engine_killed(run):
@@ -205,7 +206,7 @@ def engine_killed(run):
 
 
 def engine_killed_twice(run):
-    """The second one perhaps before it is connected, perhaps on another node."""
+    """The second engine may be killed before it is connected, and may be on another node."""
     nodes = range(len(run.nodes.ranks))
     node, other = run.rng.choice(nodes), run.rng.choice(nodes)
     before, first, second = run.said("E1502"), run.engine(node), run.engine(other)
@@ -230,7 +231,7 @@ def engine_frozen(run):
 
 
 def cut_off(run, way, seconds):
-    """A node that is cut off for longer than the allowed silence is reported."""
+    """A node that is disconnected for longer than the allowed silence is reported."""
     out, back = way(run.rng.randrange(len(run.nodes.ranks)))
     before, noticed = (run.said("E1501"), run.said("E1502")), None
     began = time.monotonic()
@@ -272,7 +273,7 @@ def send_noise(host, port, data):
             s.settimeout(0.05)
             s.recv(1)
     except OSError:
-        pass  # nobody there any more, or thrown out
+        pass  # nobody listens any more, or the stranger was disconnected
 
 
 def make_noise(run, from_node, host, port):
@@ -281,7 +282,9 @@ def make_noise(run, from_node, host, port):
 
 
 def hold_up(run, node):
-    """Ends that node's engine, and stops the next one while the others wait for it. Return: its pid."""
+    """
+    Kills that node's engine, and stops the next one while the other nodes wait for it. Return: the next one's pid.
+    """
     daemon, old = run.nodes.daemons[node], run.engine(node)
     os.kill(old, signal.SIGKILL)
     pid = run.wait("the next engine", lambda: [pid for pid in engines(daemon) if pid != old])[0]
@@ -295,8 +298,8 @@ def ports_of_all(run):
 
 def noise(run):
     """
-    To every port that a node listens at, from another node or from itself. Engines listen only while they connect, so
-    one is held up meanwhile, unless it was too fast.
+    Sends noise to every port with a listener on a node, from another node or from the node itself. Engines listen only
+    while they connect, so an engine is stopped meanwhile, unless it was too fast.
     """
     nodes = range(len(run.nodes.ranks))
     ports, until = [], time.monotonic() + BOUND
@@ -339,7 +342,7 @@ FAULTS = {
 
 
 class Times:
-    """The longest of a class, in seconds."""
+    """The longest times of a class of faults, in seconds."""
 
     def __init__(self):
         self.n, self.noticed, self.recovered = 0, 0, 0
@@ -353,7 +356,7 @@ def one_round(run, fault, times):
     run.wait("a fault's moment", lambda: time.monotonic() > run.at)
     assert any(rank.last.poll() is None for rank in run.ranks), "the run was over before the fault"
     noticed, gone = fault(run)
-    step = run.step() + 1  # which may have begun before the fault
+    step = run.step() + 1  # may have begun before the fault
     run.wait("the run to go on", lambda: run.step() > step or not any(rank.last.poll() is None for rank in run.ranks))
     recovered = time.monotonic() - gone
     assert recovered < RECOVER * run.slack * run.nodes.patience, f"the run went on after {recovered:.2f} s only"
@@ -362,7 +365,8 @@ def one_round(run, fault, times):
 
 def fault_rounds(run, kind, n_rounds, times):
     for i in range(n_rounds):
-        # From before the first step on; there an engine has time to connect that one that stands still may use up.
+        # An engine has time to connect until the first step. A frozen engine may use up that time, so such a fault
+        # begins later.
         step = i * APART + run.rng.randrange(APART) - (kind != "engine frozen")
         run.wait(f"step {step}", lambda: run.step() >= step)
         run.at = time.monotonic() + run.rng.random() * PACE_MS / 1000
@@ -370,7 +374,7 @@ def fault_rounds(run, kind, n_rounds, times):
 
 
 def check_end(run, rank, victim):
-    """How a trainer ended whose run is gone. One that had only declared may also wait on, for the new run."""
+    """Checks how a trainer of the lost run has ended. If it had only declared, it may still wait, for the new run."""
     status, last = rank.last.poll(), (rank.last.out().splitlines() or [""])[-1]
     gone = (rf"cause +the daemon of node {victim} \(192\.0\.2\.\d+:\d+\) was started anew, "
             r"and what the one before it held of the run is gone")
@@ -383,10 +387,7 @@ def check_end(run, rank, victim):
 
 
 def come_back(run, victim):
-    """
-    A daemon in the place of one that was killed, and trainers in the place of its own, perhaps before it has met the
-    other daemons.
-    """
+    """Starts a new daemon and its trainers, perhaps before the daemon has connected to the others."""
     out, back = run.network.switch(victim)
     cut = run.rng.random() < 0.5
     if cut:
@@ -403,7 +404,9 @@ def come_back(run, victim):
 
 
 def daemon_killed(run, times):
-    """A killed daemon's state is gone: once it is back, all ranks are told, and can begin anew at once."""
+    """
+    A killed daemon's state is lost. When a new daemon is there, all ranks get an error, and can begin again at once.
+    """
     victim = run.rng.randrange(len(run.nodes.ranks))
     witness = 1 if victim == 0 else 0
     step = run.rng.choice((-1, run.rng.randrange(N_STEPS * 2 // 3)))
@@ -418,7 +421,7 @@ def daemon_killed(run, times):
     began = time.monotonic()
 
     def replace():
-        """Whose run is gone is followed by another, as it ends. Return: whether all of them are."""
+        """Starts a new trainer for each trainer of the lost run that has ended. Return: whether all have ended."""
         for rank in old:
             if rank.rank not in anew and rank.last.poll() is not None:
                 check_end(run, rank, victim)
@@ -436,7 +439,7 @@ def daemon_killed(run, times):
 
 
 def kill_rounds(run, kind, n_rounds, times):
-    del kind  # there is but one
+    del kind  # there is only one kind
     for _ in range(n_rounds):
         daemon_killed(run, times)
 
@@ -445,7 +448,7 @@ KINDS = {**{kind: fault_rounds for kind in FAULTS}, "daemon killed": kill_rounds
 
 
 def one_run(build, references, folder, seed, kind, n_rounds, times, stage=None, arp_ms=None, slack=1):
-    """A run with that many faults. A failure raises AssertionError."""
+    """A run with n_rounds faults. A failure raises AssertionError."""
     rng = random.Random(f"{seed} {kind}")
     stage = stage or rng.choice((1, 2, 3))
     ranks = rng.choice(((1, 1), (1, 1), (2, 1), (1, 2), (2, 2), (1, 1, 1)))
@@ -465,7 +468,7 @@ def one_run(build, references, folder, seed, kind, n_rounds, times, stage=None, 
 
 
 def campaign(arguments):
-    """The table of the long run. Return: how many runs failed."""
+    """Runs the long campaign and prints a table. Return: the number of failed runs."""
     build = Build(os.environ.get("ZEROD_BUILD", ROOT / "build"))
     folder = Path(tempfile.mkdtemp(prefix="zerod-soak-"))
     references = kills.References(build, folder)
@@ -482,7 +485,7 @@ def campaign(arguments):
                 one_run(build, references, where, seed0 + i, kind, min(left, N_ROUNDS), times, arp_ms=arguments.arp_ms)
                 n_good += 1
                 shutil.rmtree(where)
-            except BaseException as error:  # pytest's failures are none of Exception
+            except BaseException as error:  # pytest's failures are not derived from Exception
                 if isinstance(error, KeyboardInterrupt):
                     raise
                 n_failed += 1

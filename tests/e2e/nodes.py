@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Several daemons that are one job: a daemon for each node, on this machine's loopback, or each in a network namespace of
-its own, so that its cable can be pulled.
+Several daemons of one job: a daemon for each node, all on this machine's loopback, or each in its own network
+namespace, whose link can be cut.
 """
 
 import os
@@ -9,7 +9,7 @@ import os
 import gpu_kinds
 from conftest import free_ports, wait_for
 
-PORT = 7700  # of node 0 in a namespace, where nobody else is
+PORT = 7700  # port of node 0 in a namespace, where all ports are free
 
 
 def make_key(folder):
@@ -21,9 +21,9 @@ def make_key(folder):
 
 class Nodes:
     """
-    The daemons of a job on len(ranks) nodes, node i with ranks[i] ranks; on more nodes if a node has fewer GPUs than that.
-    daemons[i] is node i's. On loopback, or each in
-    its namespace of the network.
+    The daemons of a job on len(ranks) nodes. Node i has ranks[i] ranks, or is split into several nodes if that are more
+    ranks than GPUs. daemons[i] is node i's daemon. The daemons are on loopback, or each in its namespace of the
+    network.
     """
 
     def __init__(self, zerod, folder, ranks, config=None, env=None, network=None):
@@ -39,7 +39,7 @@ class Nodes:
             self.start(node)
 
     def start(self, node):
-        """Starts that node's daemon, or another one in its place."""
+        """Starts that node's daemon, or a new one instead of it."""
         self.daemons[node] = self.zerod(self.configs[node], (self.envs[node] or {}) | gpu_kinds.of_node(node),
                                         prefix=self.network.inside(node) if self.network else [])
 
@@ -49,7 +49,7 @@ class Nodes:
         return {"collective": "gloo", **config, "world": world}
 
     def node_of(self, rank):
-        """The node of a rank."""
+        """Return: the node of a rank."""
         for node, n in enumerate(self.ranks):
             if rank < n:
                 return node
@@ -78,7 +78,7 @@ class Nodes:
         return "".join(f"--- node {i}: {d.describe()}" for i, d in enumerate(self.daemons))
 
     def wait(self, processes, timeout):
-        """Until all have ended well, or one has not."""
+        """Waits until all processes have ended well or one has failed."""
         wait_for(lambda: "".join(p.err() for p in processes) + self.logs(),
                  lambda: all(p.poll() == 0 for p in processes) or any(p.poll() for p in processes), timeout)
         assert {p.poll() for p in processes} == {0}, "".join(p.err() for p in processes) + self.logs()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-A real systemd as process 1 of private namespaces, with zerod installed in it as a distribution would do it.
+A real systemd as process 1 of private namespaces, with zerod installed as by a distribution.
 
     systemd = PrivateSystemd(build, folder)
     systemd.configure("train", {"world": {"size": 2}})
@@ -8,10 +8,11 @@ A real systemd as process 1 of private namespaces, with zerod installed in it as
     assert systemd.show("zerod@train.service", "ActiveState") == "active"
     systemd.stop()
 
-It has its own mounts, processes, network and cgroups. /etc is an overlay, so the users made in it are seen inside only;
-the installed tree is laid over the build's prefix; /run, /tmp, /var/tmp and /var/lib/zerod are its own. journald runs in it. Of the
-machine's units it knows those of journald; the targets that units refer to are empty. It needs root, and a kernel that
-lets root do this: PrivateSystemd.missing() says why not. When this process dies, all of it goes.
+The private machine has its own mounts, processes, network and cgroups. /etc is an overlay, so users that are added in
+it exist only inside. The installed tree is an overlay over the build's prefix. /run, /tmp, /var/tmp and /var/lib/zerod
+are private. journald runs in it. Of the machine's units it has only those of journald, and the targets that units refer
+to are empty. It needs root, and a kernel that allows this; PrivateSystemd.missing() returns the reason if not. It ends
+when this process dies.
 """
 
 import json
@@ -26,7 +27,7 @@ SYSTEMD = Path("/usr/lib/systemd/systemd")
 TOOLS = ("unshare", "nsenter", "setpriv", "systemctl", "journalctl", "systemd-sysusers", "systemd-tmpfiles", "meson")
 TARGETS = ("default", "basic", "sysinit", "shutdown", "sockets", "multi-user", "network")
 
-# $1 is the folder, $2 the prefix. The outer shell keeps the cgroup file system, to clean up in it.
+# $1 is the folder, $2 the prefix. The outer shell keeps access to the cgroup file system, to clean up there.
 OUTER = r"""
 set -eu
 folder=$1
@@ -96,7 +97,7 @@ def children(pid):
 class PrivateSystemd:
     @staticmethod
     def missing():
-        """Why there can be none here; "" if there can."""
+        """Return: why there can be no private systemd, or ""."""
         if os.geteuid() != 0:
             return "a private systemd needs root"
         if not SYSTEMD.exists():
@@ -129,8 +130,8 @@ class PrivateSystemd:
 
     def install(self, build):
         """
-        Besides what is installed anyway, where a user without rights can reach it: the example trainer, and the stand-ins
-        for the engine of GPUs and for the driver.
+        Installs zerod. Further programs are put where an unprivileged user can reach them: the example trainer, and the
+        stand-ins for the GPU engine and the driver.
         """
         installed = self.folder / "installed"
         subprocess.run(["meson", "install", "-C", build.folder, "--no-rebuild", "--quiet", "--destdir", installed],
@@ -139,12 +140,12 @@ class PrivateSystemd:
         shutil.copy(build.path("tests/example/zerod-example"), f"{installed}{self.bin}")
         for file, folder in ("zerod-engine-nccl-sim", self.bin), ("libcuda-sim.so", self.lib):
             file = Path(build.path(f"tests/sim/{file}"))
-            if file.exists():  # scripts/bench has a build without tests
+            if file.exists():  # a build of scripts/bench has no tests
                 shutil.copy(file, f"{installed}{folder}")
         installed.chmod(0o755)
 
     def write_run(self):
-        """Writes the files of /run that are there when systemd starts."""
+        """Writes the files of /run that systemd needs at its start."""
         units = self.folder / "run" / "units"
         units.mkdir(parents=True)
         for name in TARGETS:
@@ -159,7 +160,7 @@ class PrivateSystemd:
         (journald / "test.conf").write_text("[Journal]\nStorage=volatile\nReadKMsg=no\nRateLimitBurst=0\n")
 
     def find_init(self):
-        """Process 1, by the number that it has outside; the shells before it have another name."""
+        """Return: the pid, outside of the namespace, of its process 1. The shells above it have another name."""
         for shell in children(self.outer.pid):
             for child in children(shell):
                 if Path(f"/proc/{child}/comm").read_text().strip() == "systemd":
@@ -181,11 +182,11 @@ class PrivateSystemd:
     # ---- inside ----------------------------------------------------------------------------------------------
 
     def path(self, inside):
-        """A path of the private machine, seen from here."""
+        """Return: the path outside for a path inside the private machine."""
         return Path(f"/proc/{self.pid}/root{inside}")
 
     def command(self, words, user=None):
-        """The command line that runs another one inside."""
+        """Return: a command line that runs the command inside."""
         if user:
             words = ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups", *words]
         return ["nsenter", "--target", str(self.pid), "--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup",
@@ -207,7 +208,7 @@ class PrivateSystemd:
         return self.ctl("is-active", unit, check=False).stdout.strip()
 
     def main_pid(self, unit):
-        """The number that the unit's main process has inside; 0: none."""
+        """Return: the pid, inside the namespace, of the unit's main process, or 0."""
         return int(self.show(unit, "MainPID"))
 
     def main_pid_outside(self, unit):
@@ -224,7 +225,7 @@ class PrivateSystemd:
         return None
 
     def journal(self, *matches):
-        """Entries as dictionaries."""
+        """Return: journal entries as dictionaries."""
         self.run("journalctl", "--sync")
         out = self.run("journalctl", "--quiet", "--no-pager", "--output=json", *matches).stdout
         return [json.loads(line) for line in out.splitlines()]
@@ -256,7 +257,7 @@ class PrivateSystemd:
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def kill_main(self, unit, number=signal.SIGKILL):
-        """Returns the number of the process that got the signal."""
+        """Sends a signal to the unit's main process. Return: the process's pid."""
         pid = self.main_pid(unit)
         assert pid, f"{unit} has no process"
         self.run("kill", f"-{int(number)}", pid)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trainers that do as they are told (tests/programs/refusals.c), and what can be seen of a daemon from outside."""
+"""Trainers that execute commands (tests/programs/refusals.c), and facts about a daemon seen from outside."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ from conftest import ROOT, SANITIZER, Build, environment, wait_for
 
 GOLDEN = ROOT / "tests" / "e2e" / "refusals"
 REFUSED, ABORTED, RESUMED = 2, 3, 1
-N_PARAMS = 11  # of tests/programs/puppet-model.h
+N_PARAMS = 11  # parameters of tests/programs/puppet-model.h
 FROZEN = 8
 
 
@@ -33,7 +33,7 @@ class Answer(dict):
 
 
 class Puppet:
-    """One rank's process. Call it to have something done; tell() and answer() are the halves of a call."""
+    """One rank's process. Call the object to execute a command; tell() and answer() are the two halves of a call."""
 
     def __init__(self, daemon, rank=0, setpriv=(), env=None):
         self.daemon, self.rank, self.patience = daemon, rank, daemon.patience
@@ -46,7 +46,7 @@ class Puppet:
         self.pid = self.popen.pid
         self.lines = queue.Queue()
         threading.Thread(target=self.read, daemon=True).start()
-        daemon.others.append(self)  # killed and looked through when the daemon's test ends
+        daemon.others.append(self)  # killed and checked when the daemon's test ends
 
     def read(self):
         for line in self.popen.stdout:
@@ -70,13 +70,13 @@ class Puppet:
         return self.answer()
 
     def ok(self, *words):
-        """For what must go well. Return: the answer."""
+        """Executes a command that must succeed. Return: the answer."""
         answer = self(*words)
         assert answer.r == 0, f"{words}: {answer}"
         return answer
 
     def attach(self, *options, declare=("declare",)):
-        """Connects and declares. forms() does the rest, for all ranks at once."""
+        """Connects and declares. form() does the rest, for all ranks at once."""
         self.ok("connect", f"rank={self.rank}", *options)
         self.ok(*declare)
         return self
@@ -85,7 +85,7 @@ class Puppet:
         return self.err_path.read_text(errors="replace")
 
     def end(self):
-        """Return: exit status."""
+        """Ends the process. Return: the exit status."""
         if self.popen.poll() is None:
             try:
                 self.tell("quit")
@@ -102,7 +102,7 @@ class Puppet:
 
 
 def all_do(puppets, *words):
-    """Makes one call on all puppets at once. Return: their answers."""
+    """Executes one command on all puppets at once. Return: their answers."""
     for p in puppets:
         p.tell(*words)
     return [p.answer() for p in puppets]
@@ -114,7 +114,7 @@ def form(puppets):
 
 
 def trainers(daemon, n=None, options=(), declare=("declare",)):
-    """A formed world of puppets."""
+    """Return: puppets that have formed a job."""
     puppets = [Puppet(daemon, r).attach(*options, declare=declare) for r in range(n or daemon.world_size)]
     form(puppets)
     return puppets
@@ -127,7 +127,7 @@ def steps(puppets, n=1, *options):
 
 
 def state(puppets, kinds="012"):
-    """The digest of masters, moments and weights, which all ranks must see alike; kinds: digits, enum zerod_state."""
+    """Return: the digest of masters, moments and weights, equal on all ranks. kinds: digits, enum zerod_state."""
     digests = {a.digest for a in all_do(puppets, "state", f"kinds={kinds}")}
     assert len(digests) == 1, digests
     return digests.pop()
@@ -137,7 +137,7 @@ def state(puppets, kinds="012"):
 
 
 def segments(daemon):
-    """The daemon's own memory as {name: path}: its memfds, by their names without rank."""
+    """Return: the daemon's own memory, its memfds without a rank, as {name: path}."""
     found = {}
     folder = f"/proc/{daemon.pid}/fd"
     for fd in os.listdir(folder):
@@ -151,7 +151,9 @@ def segments(daemon):
 
 
 def memory(daemon):
-    """Digests of masters, moments, weights and journal as they lie in the daemon's memory: nobody has to be asked."""
+    """
+    Return: digests of master weights, moments, weights and journal, read from the daemon's memory without a request.
+    """
     found = {}
     for name, path in segments(daemon).items():
         if name in ("state", "weights", "journal"):
@@ -166,7 +168,7 @@ def n_fds(daemon):
 
 
 def n_fds_at_rest(daemon):
-    """When it has closed what zerodctl and the like have left."""
+    """Return: the number of descriptors after the daemon has closed the connections of zerodctl and similar clients."""
     counts = [n_fds(daemon)]
     while len(counts) < 10 or len(set(counts[-10:])) > 1:
         time.sleep(0.02)
@@ -179,14 +181,14 @@ def n_threads(daemon):
 
 
 def settled(daemon, fds, threads):
-    """Waits until the daemon holds as many descriptors and threads as it did."""
+    """Waits until the daemon has as many descriptors and threads as given."""
     assert daemon.running(), daemon.log()
     wait_for(lambda: f"{n_fds(daemon)} descriptors, expected {fds}; {n_threads(daemon)} threads, expected {threads}",
              lambda: (n_fds(daemon), n_threads(daemon)) == (fds, threads), 5 * daemon.patience)
 
 
 class Cgroup:
-    """A memory cgroup of version 1 or 2, made below that of this process."""
+    """A memory cgroup of version 1 or 2, created below this process's cgroup."""
 
     def __init__(self, limit):
         lines = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().split())
@@ -247,8 +249,8 @@ def mask(text):
 
 def golden(name, text):
     """
-    The whole text, with times and pids masked, is that of the file; ZEROD_UPDATE_GOLDEN=1 writes the file. Sanitizers change
-    no text: they do not compare it again.
+    The text, with masked times and pids, must be that of the file. ZEROD_UPDATE_GOLDEN=1 writes the file. Builds with
+    sanitizers skip the comparison, because sanitizers do not change texts.
     """
     if Build(os.environ.get("ZEROD_BUILD", ROOT / "build")).sanitize:
         return
@@ -266,8 +268,8 @@ def diagnostics(daemon):
 
 
 def said_alike(daemon, text):
-    """The text that a client got stands word for word in the log and in zerodctl's JSON."""
+    """The client's text must be in the log and in zerodctl's JSON, word for word."""
     wait_for(lambda: f"not in the log:\n{text}\nlog:\n{daemon.log()}", lambda: text.rstrip("\n") in daemon.log(),
-             5 * daemon.patience)  # a thread of its own writes
+             5 * daemon.patience)  # a separate thread writes the log
     texts = [d["text"].rstrip("\n") for d in diagnostics(daemon)]
     assert text.rstrip("\n") in texts, f"not in zerodctl diagnostics:\n{text}\nthere:\n" + "\n".join(texts)

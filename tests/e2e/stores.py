@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-What a daemon left with its service manager, as a file. stores/journal-N.zip was written by a daemon that was killed in
-the midst of a step, and whose journal has version N. As a program it writes such a file, when a release has a new
-version: python tests/e2e/stores.py stores/journal-N.zip
+A daemon's descriptors in the service manager's store, as a file. stores/journal-N.zip is from a daemon that was killed
+during a step, with journal version N. For a new version, write a file with: python tests/e2e/stores.py
+stores/journal-N.zip
 """
 
 import fcntl
@@ -20,14 +20,14 @@ import kills
 
 N_STEPS = 24
 CONFIG = {"world": {"size": 2}, "gradient_clipping": 1.0, "zero_optimization": {"stage": 2, "reduce_bucket_size": 300},
-          "limits": {"reattach_timeout": "5s"},  # a process of today may have the number of a trainer of then
-          "listen": {"admin_users": [str(os.getuid())]}}  # who may continue what another user began
+          "limits": {"reattach_timeout": "5s"},  # a present process may have the pid of a former trainer
+          "listen": {"admin_users": [str(os.getuid())]}}  # may continue another user's run
 BLOCK = 4096
 F_ADD_SEALS, F_GET_SEALS = 1033, 1034
 
 
 def blocks(fd, size):
-    """(offset, bytes) of all blocks that are not zero."""
+    """Yields (offset, bytes) of all blocks that are not zero."""
     at = 0
     while at < size:
         try:
@@ -43,7 +43,7 @@ def blocks(fd, size):
 
 
 def save(path, kept):
-    """kept: (name, descriptor) of each segment."""
+    """Writes the file. kept: (name, descriptor) of each segment."""
     index = []
     with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
         for name, fd in kept:
@@ -57,7 +57,7 @@ def save(path, kept):
 
 
 def load(path):
-    """As save() was given them."""
+    """Return: the segments of the file, as save() got them."""
     kept = []
     with zipfile.ZipFile(path) as archive:
         for segment in json.loads(archive.read("index.json")):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A terminal for a program under test, with as much of a VT100 as zerodrun uses."""
+"""A terminal for a program under test, with the functions of a VT100 that zerodrun uses."""
 
 import fcntl
 import os
@@ -15,7 +15,7 @@ TOKEN = re.compile(r"\x1b\[(\??\d*(?:;\d+)*)([A-Za-z])|(\r)|(\n)|([^\x1b\r\n])",
 
 
 class Screen:
-    """Lines of text; nothing scrolls away. Colours are markers: <31>error<0>."""
+    """Lines of text. Lines never scroll away. Colours are markers: <31>error<0>."""
 
     def __init__(self, width, colors):
         self.width, self.colors = width, colors
@@ -71,7 +71,7 @@ class Screen:
 
 
 class Terminal:
-    """The program has it as standard output and error. With colors, no text may be longer than a row."""
+    """A terminal that is the program's standard output and error. With colors, no text may be longer than a row."""
 
     def __init__(self, args, env, height=24, width=80, colors=False):
         self.screen, self.patience = Screen(1000 if colors else width, colors), 60
@@ -83,12 +83,12 @@ class Terminal:
         weakref.finalize(self, self.process.kill)
 
     def read(self):
-        """Return: False at the end."""
+        """Reads once. Return: False at the end."""
         if not select.select([self.fd], [], [], self.patience)[0]:
             raise AssertionError(f"nothing comes any more after {self.screen.lines()}")
         try:
             text = os.read(self.fd, 65536).decode()
-        except OSError:  # EIO: nobody has the terminal any more
+        except OSError:  # EIO: no process has the terminal open
             return False
         self.screen.feed(text)
         return True
@@ -99,7 +99,7 @@ class Terminal:
             assert self.read() and time.monotonic() < deadline, (self.screen.lines(), lines)
 
     def end(self):
-        """Return: what stands on the terminal after the program."""
+        """Waits for the program's end. Return: the final contents of the terminal."""
         while self.read():
             pass
         assert self.process.wait(self.patience) == 0

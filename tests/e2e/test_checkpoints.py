@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints: written while training goes on, and where the next job goes on."""
+"""Checkpoints: saved during training, and loaded by the next job."""
 
 import json
 import re
@@ -56,7 +56,7 @@ def train(daemon, world, n_steps, args=()):
     *full((1, "cuda", "bf16 moments"), (2, "cuda", "fp32"), (3, "cuda", "fp32"), (3, "cuda", "stochastic"),
           (3, "", "fp32"), (2, "cuda", "24 bits"), (3, "cuda-offload", "24 bits"))])
 def test_go_on_as_if_nothing_had_been(start, tmp_path, references, monkeypatch, stage, device, state):
-    """A run that ended, another that begins with its last checkpoint: the bits of one that was never interrupted."""
+    """A run ends, and another continues from its last checkpoint, with the bits of an uninterrupted run."""
     reference = references.get(2, False, N_STEPS, state=state)
     monkeypatch.setenv("ZEROD_DEVICE", device)
     folder = tmp_path / "checkpoints"
@@ -82,12 +82,12 @@ def flip(path, at=-1):
 
 
 def load_file(path):
-    """Name to {dtype, shape, data}, as the library of the format reads it."""
+    """Return: {name: {dtype, shape, data}}, as read by the format's library."""
     return dict(deserialize(path.read_bytes()))
 
 
 def same_tensors(one, other):
-    """Weights and optimizer state of two checkpoints have the same bits."""
+    """Weights and optimizer state of two checkpoints must have the same bits."""
     for name in ("model.safetensors", "optimizer.safetensors"):
         a, b = load_file(one / name), load_file(other / name)
         assert a.keys() == b.keys()
@@ -96,9 +96,9 @@ def same_tensors(one, other):
 
 
 def test_arrays_that_fill_their_memory(start, tmp_path, monkeypatch):
-    """Moments in bf16 that fill a piece of GPU memory to the last byte: a copy of more than they are would be refused."""
+    """bf16 moments fill a piece of GPU memory to the last byte. A copy of more than the moments would be refused."""
     monkeypatch.setenv("ZEROD_DEVICE", "cuda")
-    n_elems = 1 << 19  # two times 1 MiB, and 2 MiB is what a GPU allocates
+    n_elems = 1 << 19  # two arrays of 1 MiB; a GPU allocates 2 MiB
     settings = config(tmp_path / "c", world=1) | kills.STATES["bf16 moments"]
     settings["zero_optimization"]["reduce_bucket_size"] = n_elems
     daemon = start(settings)
@@ -111,7 +111,7 @@ def test_arrays_that_fill_their_memory(start, tmp_path, monkeypatch):
 
 
 def test_into_any_job(start, tmp_path, monkeypatch):
-    """8 ranks to 3 to 5 to 2, stage 1 to 3 to 2, other buckets, onto GPUs: masters, moments, counts keep their bits."""
+    """Checkpoints of 8, 3, 5, 2 ranks, other stages, other buckets, GPUs: masters, moments, counts keep their bits."""
     folders = [tmp_path / str(i) for i in range(4)]
     daemon = start(config(folders[0], 8, 1))
     train(daemon, 8, 4, ["--window", 50])
@@ -147,7 +147,7 @@ def test_what_is_written(start, tmp_path):
 
 @pytest.mark.parametrize("stage", (2, 3))
 def test_steps_go_on_meanwhile(start, tmp_path, references, stage):
-    """The disk is slow, and there is hardly memory to put values aside: updates wait, and the bits are the same."""
+    """With a slow disk and almost no memory for copies, updates wait, and the bits are the same."""
     settings = config(tmp_path / "c", stage=stage, save_steps=4, memory=65536)
     daemon = start(settings, env={"ZEROD_FAILPOINT": "disk.write:sleep:60@*"})
     ranks = train(daemon, 2, N_STEPS)
@@ -165,10 +165,12 @@ def test_steps_go_on_meanwhile(start, tmp_path, references, stage):
 
 
 def test_no_memory_for_the_copy(start, tmp_path, references, monkeypatch):
-    """Of what is on GPUs: nothing is saved, and training goes on; the next save has the memory."""
+    """
+    If there is no memory for a copy of the GPUs' data, nothing is saved and training continues. The next save succeeds.
+    """
     reference = references.get(2, False, N_STEPS)
     monkeypatch.setenv("ZEROD_DEVICE", "cuda")
-    # The first two copies are those of windows.
+    # The first two copies are for windows.
     daemon = start(config(tmp_path / "c", save_steps=9), env={"ZEROD_FAILPOINT": "mirror:error@3"})
     assert kills.results(train(daemon, 2, N_STEPS)) == reference
     wait_for("the save", lambda: daemon.status()["checkpoint"]["saving"] is None)
@@ -178,7 +180,9 @@ def test_no_memory_for_the_copy(start, tmp_path, references, monkeypatch):
 
 @pytest.mark.parametrize("call", ("make_folder", "create", "write", "truncate", "sync", "rename"))
 def test_a_full_disk(start, tmp_path, references, call):
-    """Training goes on, the text says what to do, nothing is left over, and the next checkpoint is whole."""
+    """
+    With a full disk training continues, the text names a remedy, no file is left, and the next checkpoint is complete.
+    """
     daemon = start(config(tmp_path / "c", save_steps=10), env={"ZEROD_FAILPOINT": f"disk.{call}:error"})
     ranks = train(daemon, 2, N_STEPS)
     kills.judge(ranks, daemon, references.get(2, False, N_STEPS))
@@ -200,7 +204,7 @@ def test_a_full_disk(start, tmp_path, references, call):
 
 
 def test_a_wrong_byte(start, tmp_path, references):
-    """The one before it is loaded; and if there is none before it, nobody gets other weights than were asked for."""
+    """A checkpoint with a wrong byte is skipped for the previous one. Without one, no rank gets wrong weights."""
     folder = tmp_path / "c"
     daemon = start(config(folder))
     for n_steps in (10, 20, 30):
@@ -235,7 +239,7 @@ def test_a_wrong_byte(start, tmp_path, references):
 
 
 def test_another_run_in_the_folder(start, build, tmp_path):
-    """Its steps are overwritten, which the log says; a run that saves its own step once more is no such case."""
+    """Another run's steps are overwritten, and the log says so. A run that saves a step again is not reported."""
     folder = tmp_path / "c"
     for run, replaced in (("one", None), ("two", "one"), ("two", None)):
         daemon = start(config(folder, load="never"))
@@ -249,7 +253,7 @@ def test_another_run_in_the_folder(start, build, tmp_path):
 
 
 def test_a_file_in_place_of_the_folder(start, tmp_path):
-    """The advice is about the folder, not about the program."""
+    """If a file is in the place of the folder, the text gives advice about the folder, not about the program."""
     folder = tmp_path / "c"
     folder.write_text("no folder")
     daemon = start(config(folder))
@@ -267,7 +271,7 @@ def test_a_file_in_place_of_the_folder(start, tmp_path):
 
 
 def test_by_time(start, tmp_path):
-    """save_interval counts from the first step, and from one save to the next."""
+    """save_interval counts from the first step, then from one save to the next."""
     daemon = start(config(tmp_path / "c", save_interval="300ms"), env={"ZEROD_FAILPOINT": "update:sleep:2@*"})
     began = time.monotonic()
     train(daemon, 2, N_STEPS)
@@ -279,7 +283,7 @@ def test_by_time(start, tmp_path):
 @pytest.mark.parametrize("given, saves", (({}, True), ({"save_on_stop": "auto"}, True), ({"save_on_stop": False}, False)),
                          ids=str)
 def test_save_on_stop(start, tmp_path, given, saves):
-    """A folder is enough."""
+    """Only checkpoint.dir is needed for a save at the stop."""
     daemon = start(config(tmp_path / "c", **given))
     train(daemon, 2, 7)
     daemon.stop()
@@ -288,7 +292,7 @@ def test_save_on_stop(start, tmp_path, given, saves):
 
 
 def test_stopped_while_it_trains(start, tmp_path):
-    """No step is made after the one that is saved, and the ranks are told which one that is."""
+    """A stop during training: no step follows the saved one, and the ranks are told which step was saved."""
     daemon = start(config(tmp_path / "c"), env={"ZEROD_FAILPOINT": "disk.sync:sleep:300"})
     ranks = trainers(daemon)
     for rank in ranks:
@@ -304,7 +308,7 @@ def test_stopped_while_it_trains(start, tmp_path):
 
 
 def test_killed_while_it_writes(build, tmp_path, references):
-    """The daemon dies at each call: the next one removes what is left, writes it again, and the bits are the same."""
+    """The daemon dies at each disk call. The next daemon removes the rest, saves again, and the bits are the same."""
     points = [f"disk.{call}:kill" for call in ("make_folder", "create", "write", "sync", "rename", "remove_folder")]
     daemon = KeptDaemon(build, tmp_path, config(tmp_path / "c", save_steps=3, save_total_limit=1), plan=[*points, None])
     ranks = kills.start(daemon, [[]] * 2, n_steps=N_STEPS)

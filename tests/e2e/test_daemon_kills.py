@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-The daemon dies and is started again: the run keeps its bits, and trainers notice only a pause. daemon_kills.py has the
-campaign; here are small ones, and what zerodrun, the log and zerodctl make of it.
+A daemon dies and is restarted. The run keeps its bits, and trainers only see a pause. daemon_kills.py has the campaign.
+This file has small campaigns, and tests of zerodrun, the log and zerodctl.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ def test_some_kills(seed):
 
 @pytest.mark.parametrize("n_nodes, device", [(1, "cuda"), (1, "cuda-offload"), (2, "cuda"), *full((3, "cuda-offload"))])
 def test_some_kills_with_gpus(n_nodes, device):
-    """The memory of the GPUs outlives the daemon, too."""
+    """The memory of the GPUs outlives the daemon too."""
     said = []
     assert campaign(10, itertools.count(7_000_000), 1, said.append, n_nodes=n_nodes, device=device) == 0, "\n".join(said)
 
@@ -51,9 +51,9 @@ def test_some_kills_with_gpus(n_nodes, device):
     [["flipped:kill", "Ready.log:kill", "order:kill"], ["forming:kill@2", "flipped:kill", "answer:kill", "flip:kill"]],
 ], ids=["node-0", "node-1", "both", "weights", "unheard", "again"])
 def test_killed_while_forming(build, tmp_path, lives, device):
-    """Several nodes: the job forms after all. The second flip is the one with which the training begins."""
+    """Daemons of several nodes die while the job is formed. It is still formed. The second flip begins the training."""
     plan = Plan(2, n_nodes=2, device=device, only=())
-    plan.config["zero_optimization"]["stage"] = 3  # here initial weights travel through memory of their own
+    plan.config["zero_optimization"]["stage"] = 3  # in stage 3 initial weights have their own memory
     plan.lives = [[Life.at(point) for point in points] for points in lives]
     plan.victims = [[] for _ in plan.victims]
     assert one_run(build, kills.References(build, tmp_path), tmp_path, plan) == sum(map(len, lives))
@@ -61,7 +61,7 @@ def test_killed_while_forming(build, tmp_path, lives, device):
 
 @pytest.mark.parametrize("point", ["combined:kill@12", "updated:kill@1"])
 def test_killed_after_a_successor_came(build, tmp_path, point):
-    """Several nodes: the next daemon, too, knows what the predecessor had pushed, to which its pushes are compared."""
+    """On several nodes, the next daemon also knows the predecessor's pushes, and compares the successor's with them."""
     plan = Plan(2, n_nodes=2, device="", only=())
     plan.ranks = (1, 1)
     plan.victims = [[], ["slot:kill@17"]]
@@ -71,19 +71,19 @@ def test_killed_after_a_successor_came(build, tmp_path, point):
 
 
 def test_killed_after_a_window_closed(build, tmp_path):
-    """Several nodes: a successor hears of the window that is over, however late node 0 hears where its node stands."""
+    """On several nodes, a successor learns that the window is over, however late node 0 learns its node's position."""
     plan = Plan(2, n_nodes=2, device="", only=())
     plan.ranks = (1, 2)
     plan.victims = [[], [[], "WriteBegin.send:sleep:600"], []]
     plan.env = {"ZEROD_FAILPOINT": "kept:sleep:300@*"}
-    plan.lives = [[], [Life.at("flip:kill@21")]]  # of the window before step 16, which is forgotten
+    plan.lives = [[], [Life.at("flip:kill@21")]]  # in the window before step 16, which is forgotten
     plan.lives[1][0].also = "trainer"
     assert one_run(build, kills.References(build, tmp_path), tmp_path, plan) == 1
 
 
 @pytest.mark.parametrize("n_nodes", [1, 2])
 def test_killed_while_ranks_attach_again(build, tmp_path, n_nodes):
-    """Processes that waited for their turn: what the journal says of them is repeated by the next daemon."""
+    """The journal has the processes that waited to attach again, and the next daemon adopts them."""
     plan = Plan(2, n_nodes=n_nodes, device="", only=())
     plan.victims = [[] for _ in plan.victims]
     plan.saves = plan.loads = False
@@ -97,7 +97,7 @@ def test_killed_while_ranks_attach_again(build, tmp_path, n_nodes):
 @pytest.mark.parametrize("node, point", [(1, "BACK.heard"), (0, "BACK.reported"), *full((1, "BACK.obeyed"), (0, "BACK.said"), (0, "BACK.heard"), (0, "BACK.obeyed"),
                                                                   (1, "Leave.judged"), (0, "Leave.judged"))])
 def test_killed_while_all_are_back(build, tmp_path, node, point):
-    """All ranks had left, and rank 0 is back: the next daemon expects its ranks, too, whatever it had heard of that."""
+    """All ranks had left, and rank 0 is back. The next daemon expects its ranks too, in any state of messages."""
     plan = Plan(2, n_nodes=2, device="", only=())
     plan.victims = [[] for _ in plan.victims]
     plan.saves = plan.loads = False
@@ -111,14 +111,14 @@ def test_killed_while_all_are_back(build, tmp_path, node, point):
 
 
 def test_killed_while_all_stop(build, tmp_path):
-    """The checkpoint is on the disk, and one daemon dies before it has heard that: node 0 waits for the next one."""
+    """The checkpoint is saved, but one daemon dies before it gets the message. Node 0 waits for the next daemon."""
     plan = Plan(2, n_nodes=2, device="", only=("save_on_stop",))
     plan.lives = [[], [Life.at("SAVE_END.heard:kill@1")]]
     assert one_run(build, kills.References(build, tmp_path), tmp_path, plan) == 1
 
 
 def test_killed_with_a_decided_step(build, tmp_path):
-    """GPUs of several nodes: nothing that all nodes have added is put back, also if no daemon has heard all of it."""
+    """On GPUs of several nodes, a decided step is never undone, even if no daemon has received all messages."""
     plan = Plan(2, n_nodes=2, device="cuda", only=())
     plan.victims = [[] for _ in plan.victims]
     plan.lives = [[Life.at("decided:kill@3"), Life.at("updated:kill@5")], [Life.at("decided:kill@7")]]
@@ -126,7 +126,7 @@ def test_killed_with_a_decided_step(build, tmp_path):
 
 
 def test_killed_while_a_window_goes_back(build, tmp_path):
-    """To a GPU: an array whose copy is cut off may have any values then, also if the window does not change it."""
+    """An interrupted copy of a window to a GPU may leave any values, also in arrays that the window does not change."""
     plan = Plan(2, n_nodes=1, device="cuda", only=())
     plan.ranks, plan.victims, plan.engine_kills, plan.saves, plan.loads = (1,), [[]], [], False, False
     plan.config.pop("checkpoint", None)
@@ -182,7 +182,7 @@ def test_status_says_it(kept):
 
 
 def companions(pid):
-    """The processes that share that daemon's memory, and have not ended."""
+    """Return: the processes that share the daemon's memory and have not ended."""
     found = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError, IndexError):
@@ -193,20 +193,20 @@ def companions(pid):
 
 
 def watches(pid, other):
-    """That process has one descriptor, which says when the other one ends."""
+    """Return: whether the process has only one descriptor, a pidfd of the other process."""
     folder = Path(f"/proc/{pid}/fdinfo")
     return [re.search(r"^Pid:\s+(\d+)$", (folder / fd).read_text(), re.MULTILINE)[1] for fd in os.listdir(folder)] == [str(other)]
 
 
 def companion_of(daemon):
-    """A daemon listens a moment before it starts it."""
+    """Return: the daemon's companion, which starts a moment after the daemon listens."""
     wait_for("its companion", lambda: companions(daemon.pid))
     (companion,) = companions(daemon.pid)
     return companion
 
 
 def test_companion(kept, build):
-    """It holds no descriptor but one, ends with the daemon, and nothing needs it."""
+    """The companion has only one descriptor and ends with the daemon. The daemon works without it."""
     if "thread" in build.options["b_sanitize"]:
         pytest.skip("the thread sanitizer allows no second process in the daemon's memory")
     daemon = kept()
@@ -226,7 +226,7 @@ def test_companion(kept, build):
 
 
 def test_death_does_not_wait_for_memory(kept, build):
-    """The death of a daemon is known, and the next one trains, while the dead one's memory is still mapped."""
+    """The death of a daemon is detected, and the next one trains, while the dead one's memory is still mapped."""
     if "thread" in build.options["b_sanitize"]:
         pytest.skip("the thread sanitizer allows no second process in the daemon's memory")
     daemon = kept()
@@ -247,7 +247,7 @@ def test_death_does_not_wait_for_memory(kept, build):
 
 
 def test_nobody_keeps(zerod, build):
-    """It is said once, with what to do."""
+    """Without a descriptor store, the log says once that the state can be lost, and how to prevent that."""
     daemon = zerod()
     wait_for("the first line of the log", lambda: "ready: job" in daemon.log())
     assert daemon.log().count("the job's state is lost if this daemon dies") == 1
@@ -260,7 +260,7 @@ def test_persist_off(kept):
 
 
 def stop_midway(kept, config=None):
-    """A daemon that was killed in the middle of a run, with its trainers stopped; it is not started again yet."""
+    """Return: a daemon killed in the middle of a run and not restarted yet, and its stopped trainers."""
     daemon = kept(config, plan=["summed:kill@40", None])
     ranks = kills.start(daemon, [[], []], n_steps=N_STEPS)
     assert daemon.popen.wait(30 * daemon.patience) == -signal.SIGKILL
@@ -268,7 +268,7 @@ def stop_midway(kept, config=None):
 
 
 def is_held(daemon, why):
-    """The daemon lives, holds, changes nothing and says why."""
+    """The daemon must live, keep the run unchanged, and report the reason."""
     before = daemon.store.names()
     wait_for("the daemon listens", daemon.listens)
     wait_for(lambda: daemon.log(), lambda: "E1304" in daemon.log())
@@ -286,7 +286,7 @@ def is_held(daemon, why):
     (lambda kept: kept.__setitem__(-1, (kept[-1][0], kept[0][1])), "\"{name}\" does not match: its name, its size or its seals differ"),
 ], ids=["missing", "twice", "unknown", "exchanged"])
 def test_store_differs(kept, change, why):
-    """What is wrong is named, and when it is put right the run goes on with the same bits."""
+    """The daemon reports which kept segment is wrong. When it is corrected the run continues with the same bits."""
     daemon, ranks = stop_midway(kept)
     good = sorted((k for k in daemon.store.kept if k[0] != "listen"), key=lambda k: k[0] != "counts")[::-1]
     listen = [k for k in daemon.store.kept if k[0] == "listen"]
@@ -302,7 +302,7 @@ def test_store_differs(kept, change, why):
     assert all(rank.last.poll() == 0 for rank in ranks), kills.describe(ranks, daemon)
 
 
-JOURNAL_CURRENT = (12, 4)  # daemon/memory/journal.c: the number of the head that holds
+JOURNAL_CURRENT = (12, 4)  # daemon/memory/journal.c: the number of the valid head
 
 
 @pytest.mark.parametrize("name, part, why", [
@@ -312,7 +312,7 @@ JOURNAL_CURRENT = (12, 4)  # daemon/memory/journal.c: the number of the head tha
     *full(("state", None, "segment \"state\" was overwritten"), ("weights", None, "segment \"weights\" was overwritten")),
 ])
 def test_store_was_overwritten(kept, name, part, why):
-    """By zeros, all of it or the beginning: it is named and held, and with its contents the run goes on."""
+    """A segment is overwritten by zeros, all or in part. The daemon reports it; after a repair the run continues."""
     daemon, ranks = stop_midway(kept)
     fd = dict(daemon.store.kept)[name]
     saved = list(stores.blocks(fd, os.fstat(fd).st_size))
@@ -354,7 +354,7 @@ def test_configuration_differs(kept, change, why):
 
 
 def test_bucket_size_of_the_run(kept):
-    """A configuration that leaves the size of buckets open takes a run over that was laid out with another one."""
+    """A configuration without a bucket size adopts a run with another bucket size than the default."""
     daemon, ranks = stop_midway(kept)
     config = json.loads(daemon.config_path.read_text())
     size = config["zero_optimization"].pop("reduce_bucket_size")
@@ -397,7 +397,7 @@ def kill_and_start_again(daemon, meanwhile=lambda: None):
 
 
 def test_killed_while_a_successor_declares(kept, build, tmp_path):
-    """It dies with the daemon; the next successor takes its place, and the daemon after that knows who that is."""
+    """A successor and the daemon die while it declares. The next daemon knows the next successor."""
     daemon = kept()
     ranks = kills.start(daemon, [["Push.sent:kill@40", "Declare.sent:stop", "EndBackward.send:stop"], []], n_steps=N_STEPS)
     state = lambda: daemon.json("ranks")[0]["state"]
@@ -418,7 +418,10 @@ def test_killed_while_a_successor_declares(kept, build, tmp_path):
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_killed_after_a_rank_died_while_forming(kept, build, tmp_path, victim):
-    """Its successor came before the memory was reserved. Later daemons know all parameters, whoever has declared them."""
+    """
+    A rank dies while the job is formed, and its successor attaches before the memory is reserved. Later daemons know
+    all parameters, whichever process has declared them.
+    """
     daemon = kept(plan=["reserve:sleep:1500", None])
     plans = [[], []]
     plans[victim] = ["Form.sent:kill"]
@@ -434,14 +437,16 @@ def test_killed_after_a_rank_died_while_forming(kept, build, tmp_path, victim):
 
 
 def write_moments(rank, first=0):
-    """Into an open window: moments and a step count, of other parameters for another first one."""
+    """Writes moments and a step count into an open window. first selects the parameters."""
     for param, kind, value in [(first, 1, 5), (7, 2, 3), (first + 1, 4, 9)]:
         rank.ok("put", param, kind, value)
 
 
 @pytest.mark.parametrize("moment", ["begun", "written", *full("reserved", "stored", "begun thrice")])
 def test_killed_after_a_window_was_begun_again(kept, moment):
-    """Rank 0 died in it. The window has the edits of its successor, all of them and no others."""
+    """
+    Rank 0 dies in a window, and the daemon after that. The window has all edits of rank 0's successor, and no others.
+    """
     points = {"reserved": "writing:kill@3", "stored": "rewrite:kill@2"}
     daemon = kept(plan=[points.get(moment), None])
     ranks = trainers(daemon)
@@ -480,7 +485,7 @@ PUSH_MORE = 16  # ZEROD_PUSH_MORE
 
 @pytest.mark.parametrize("call", ["release", "gather", *full("prefetch")])
 def test_killed_while_parameters_are_gathered(kept, call):
-    """Stage 3: the pushes that libzerod holds back go first, and meet the next daemon; it knows once what is gathered."""
+    """Stage 3. libzerod sends delayed pushes first, and the next daemon gets them. It counts each gather once."""
     daemon = kept({"zero_optimization": {"stage": 3}})
     ranks = trainers(daemon)
     for rank in ranks:
@@ -506,7 +511,7 @@ def test_killed_while_parameters_are_gathered(kept, call):
 
 
 def test_push_that_was_refused(kept, build):
-    """It is in the log, and the next daemon refuses it as the one before did (hostile.c: it names a point that is none)."""
+    """The next daemon refuses a logged push as its predecessor did (hostile.c: its point does not exist)."""
     daemon = kept({"zero_optimization": {"reduce_bucket_size": 1}})  # one push of the rank completes a parcel
     ranks = trainers(daemon)
     ranks[1].kill()
@@ -525,7 +530,7 @@ def test_push_that_was_refused(kept, build):
 
 @pytest.mark.parametrize("what", ["reduce", "verify"])
 def test_killed_while_an_abort_waits(kept, what):
-    """For a sum, or for a comparison with what a successor pushes again. The next daemon ends it, and then the abort."""
+    """An abort waits for a sum, or a comparison with a successor's pushes. The next daemon finishes both."""
     daemon = kept(plan=[f"{what}:sleep:60000,AbortStep.judged:kill", None])
     ranks = trainers(daemon)
     for rank in ranks:
@@ -551,7 +556,7 @@ def test_killed_while_an_abort_waits(kept, what):
 
 
 def test_stopped_with_trainers(kept):
-    """SIGTERM in the midst of a run, as systemctl restart sends it: trainers go on with the next daemon."""
+    """SIGTERM during a run, as sent by systemctl restart: trainers continue with the next daemon."""
     daemon = kept()
     ranks = kills.start(daemon, [[], []], n_steps=400)
     wait_for("some steps", lambda: daemon.status()["step"] > 5)
@@ -564,7 +569,7 @@ def test_stopped_with_trainers(kept):
 
 
 def test_nobody_starts_it_again(kept):
-    """Trainers wait as long as a rank is waited for, and then say so."""
+    """If no daemon follows, trainers wait for limits.reattach_timeout and then report it."""
     daemon, ranks = stop_midway(kept, config={"limits": {"reattach_timeout": "2s"}})
     for rank in ranks:
         assert rank.last.wait() == 4
@@ -572,7 +577,7 @@ def test_nobody_starts_it_again(kept):
 
 
 def begin_with(kept, path):
-    """A daemon that finds what an earlier build has left."""
+    """Return: a daemon that starts with the stored descriptors of an earlier build."""
     daemon = kept(stores.CONFIG, plan=[None])
     daemon.signal(signal.SIGKILL)
     daemon.popen.wait()
@@ -583,7 +588,7 @@ def begin_with(kept, path):
 
 
 def test_store_of_another_version(kept):
-    """Its memory is laid out in another way: it is held, untouched, until somebody drops it."""
+    """A store with another journal version is kept, untouched, until a user drops it."""
     daemon = begin_with(kept, STORES / "journal-1.zip")
     assert daemon.status()["held"] == "its journal has version 1, and this daemon reads version 2"
     assert "journal" in daemon.store.names() and "state" in daemon.store.names()
@@ -593,7 +598,7 @@ def test_store_of_another_version(kept):
 
 @pytest.mark.parametrize("path", sorted(set(STORES.glob("journal-*.zip")) - {STORES / "journal-1.zip"}), ids=lambda p: p.stem)
 def test_store_of_a_release(kept, build, tmp_path, path):
-    """What an earlier build has left is taken over, and the run that it had begun ends with the bits of this one."""
+    """The store of an earlier build is adopted, and its run ends with the bits of this build."""
     daemon = begin_with(kept, path)
     status = daemon.status()
     assert not status["held"] and 0 < status["step"] < N_STEPS, daemon.log()
@@ -606,7 +611,7 @@ def test_store_of_a_release(kept, build, tmp_path, path):
 
 
 def test_zerodrun_starts_it_again(build, tmp_path):
-    """The whole of it, as users have it."""
+    """zerodrun restarts the daemon, in a setup like a user's."""
     command = [build.path("client/run/zerodrun"), "-n", "2", "--zerod", build.path("daemon/zerod"), "--", build.path("tests/kill-trainer"), "--steps", "2000"]
     run = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                            env=environment(), cwd=tmp_path)

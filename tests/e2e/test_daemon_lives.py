@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-The daemon holds the state of a job: no stray signal ends it, no reader of its log can stop it, and without descriptors
-or memory it says so.
+The daemon has the state of a job, so nothing may end it: no stray signal, and no reader of its log. Without descriptors
+or memory it reports that.
 """
 
 import os
@@ -22,7 +22,7 @@ STRAY = [signal.SIGHUP, signal.SIGPIPE, signal.SIGUSR1, signal.SIGUSR2, signal.S
 
 
 def refused_packet(daemon):
-    """A connection that is closed with E1403, which the daemon logs in two lines or more."""
+    """Makes a connection that is closed with E1403, which the daemon logs in at least two lines."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as s:
         s.settimeout(20 * daemon.patience)
         s.connect(str(daemon.socket))
@@ -32,7 +32,7 @@ def refused_packet(daemon):
 
 @pytest.fixture
 def stderr(tmp_path):
-    """A pipe for a daemon's standard error, which nobody reads: a descriptor of it, and the prefix of the command."""
+    """A pipe, read by nobody, for a daemon's stderr. Yields a descriptor of it, and the prefix of the command."""
     path = tmp_path / "stderr"
     os.mkfifo(path)
     fd = os.open(path, os.O_RDWR | os.O_NONBLOCK)
@@ -118,7 +118,7 @@ def test_strangers_fill_neither_the_log_nor_what_is_kept(zerod):
 
 @contextmanager
 def limited(daemon, n_more):
-    """The daemon may open so many descriptors more."""
+    """Limits the daemon to n_more further descriptors."""
     soft, hard = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
     n_fds_at_rest(daemon)
     highest = max(map(int, os.listdir(f"/proc/{daemon.pid}/fd")))
@@ -201,8 +201,10 @@ def test_too_few_descriptors_are_told_at_the_start(build, tmp_path, n):
 
 @pytest.mark.parametrize("nth", range(3, 7))
 def test_connection_that_cannot_be_watched(zerod, nth):
-    """epoll has no memory for the nth descriptor; the first are the workers' and the listener's, and each connection has
-    two or more."""
+    """
+    epoll has no memory for the nth descriptor. The first descriptors are the workers' and the listener's, and each
+    connection has at least two.
+    """
     daemon = zerod(env={"ZEROD_FAILPOINT": f"watch:error@{nth}"})
     for _ in range(4):
         daemon.ctl("status", check=False)
@@ -227,7 +229,7 @@ def test_trainers_of_a_daemon_that_is_killed(zerod):
 
 @pytest.mark.parametrize("listens", [True, False])
 def test_connection_that_is_closed_alone(zerod, tmp_path, listens):
-    """If a connection is closed without a message, libzerod says whether the daemon still listens."""
+    """If a connection is closed without a message, libzerod reports whether the daemon still listens."""
     path = tmp_path / "other.sock"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(str(path))
@@ -245,7 +247,7 @@ def test_connection_that_is_closed_alone(zerod, tmp_path, listens):
 
 
 def test_threads_are_those_that_it_may_use(zerod):
-    """threads: auto: one for each CPU that the daemon may run on, not for each that the machine has."""
+    """threads: auto means one for each CPU that the daemon may use, not for each CPU of the machine."""
     for prefix, n in (("taskset", "--cpu-list", str(min(os.sched_getaffinity(0)))), 1), ((), len(os.sched_getaffinity(0))):
         daemon = zerod({"threads": "auto"}, prefix=prefix)
         wait_for(daemon.log, lambda: f", {n} threads, " in daemon.log())

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-What a client adds to a refusal: evidence of why gradients are missing, faults that only it can see, and waits that a
-signal ends. The clients here name torch in their Hello, so the texts are those that a PyTorch program gets.
+A client's additions to a refusal: evidence of why gradients are missing, faults that only the client can detect, and
+waits that a signal ends. These clients name torch in their Hello, so the texts are those for a PyTorch program.
 """
 
 import errno
@@ -62,7 +62,7 @@ def test_some_are_missing(scene, name, evidence):  # noqa: F811
 
 
 def test_never_used(zerod):
-    """All ranks miss the same from the first step on; the modules say which of them ran."""
+    """All ranks miss the same gradients from the first step on. The text says which modules ran."""
     ranks = trainers(zerod(ERROR), options=TORCH)
     for words in ("begin", "pushes but=1,2,9,10", "end", "evidence not_called=9,10 called=1,2 forwards=1 backwards=1"):
         assert [a.r for a in all_do(ranks, words)] == [0, 0]
@@ -72,9 +72,11 @@ def test_never_used(zerod):
 
 
 def test_warning(scene):  # noqa: F811
-    """on_missing: zero. A warning says at once what a rank knows; what nobody knows is said after three steps."""
+    """
+    on_missing: zero. A warning reports a rank's evidence at once, and gradients without evidence after three steps.
+    """
     s = scene(options=TORCH)
-    s.ranks[0].ok("close")  # one program on all ranks, as it is
+    s.ranks[0].ok("close")  # the ranks of a real job run one program
     s.ranks[0].attach(*TORCH)
     s.ranks[0].tell("form")
     assert s.ranks[0].answer().r == RESUMED
@@ -95,7 +97,7 @@ def test_warning(scene):  # noqa: F811
 
 
 def test_evidence_of_what_came(scene):  # noqa: F811
-    """Evidence accuses nobody: with every gradient there, the step is taken."""
+    """Evidence alone refuses no step: if all gradients were pushed, the step is applied."""
     s = scene(ERROR, TORCH)
     for p in s.ranks:
         p.ok("begin")
@@ -109,7 +111,7 @@ def test_evidence_of_what_came(scene):  # noqa: F811
 
 
 def test_evidence_is_cut(scene):  # noqa: F811
-    """An exception of any length and a call with too many parameters cost no connection."""
+    """A very long exception and a call with too many parameters are cut, and the connection stays open."""
     s = scene(options=TORCH)
     s.guilty.ok(f"evidence exception={'x' * 1019}\u00e9\u00e9{'y' * 5000} forwards=1")
     answer = s.guilty("step")
@@ -131,7 +133,7 @@ def test_evidence_is_cut(scene):  # noqa: F811
     ("e1106-torch", "report 1106 params=3"), ("e1107-torch", "report 1107"), ("e1110-torch", "report 1110 params=1"),
 ])
 def test_reports(scene, name, call):  # noqa: F811
-    """The step is refused before anything is applied, and taken after clearing."""
+    """The step is refused before anything is applied. After clearing, it succeeds."""
     s = scene(options=TORCH)
     for p in s.ranks:
         p.ok("begin")
@@ -144,7 +146,7 @@ def test_reports(scene, name, call):  # noqa: F811
 
 
 def test_report_before_forming(zerod):
-    """E1107: the model is found to be wrapped before it is declared to be ready."""
+    """E1107: the wrapped model is reported before zerod_form()."""
     daemon = zerod({"world": {"size": 1}})
     p = Puppet(daemon).attach(*TORCH)
     assert p("report 1107 params=1").error["text"] == "zerod_report: no parameter 1, as zerod_form was not called"
@@ -223,10 +225,10 @@ def asks_for_step(s):
 
 
 def test_signal_ends_a_wait(scene):  # noqa: F811
-    """-EINTR, for good; the job goes on with a successor."""
+    """A signal ends a wait with -EINTR, and the handle cannot be used again. The job continues with a successor."""
     s = scene(options=["interrupt=1000"])
     asks_for_step(s)
-    for _ in range(998):  # each is another EINTR, or none when it came between two polls
+    for _ in range(998):  # each interrupts a poll(), unless it arrives between two polls
         os.kill(s.guilty.pid, signal.SIGUSR1)
         time.sleep(0.001)
         if s.guilty.has_answered():
@@ -246,7 +248,7 @@ def test_signal_ends_a_wait(scene):  # noqa: F811
 
 
 def test_wait_is_looked_after_without_a_signal(scene):  # noqa: F811
-    """One that another thread took, or that came before the wait, counts within a second."""
+    """A signal that another thread handled, or that arrived before the wait, is noticed within a second."""
     s = scene(options=["interrupt=2"])
     asks_for_step(s)
     answer = s.guilty.answer(timeout=10)
@@ -267,7 +269,7 @@ def test_signal_that_nobody_minds(scene, options):  # noqa: F811
 
 
 def test_timeout_holds_while_being_asked(zerod):
-    """The second between two questions is no second more of patience, and no less."""
+    """The interrupt callback, which is called once a second, does not change the timeout."""
     daemon = zerod({"world": {"size": 2}})
     p = Puppet(daemon).attach("interrupt=0", "timeout=2500")
     start = time.monotonic()

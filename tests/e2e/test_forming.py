@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-zerod_form() returns 0 to each rank of a new run, and ZEROD_RESUMED to a process that joins one under way; all nodes form
-one layout.
+zerod_form() returns 0 to each rank of a new run, and ZEROD_RESUMED to a process that joins a running one. All nodes
+form the same layout.
 """
 
 import pytest
@@ -12,7 +12,7 @@ from nodes import Nodes
 WORLD_SIZE = 8
 N_RUNS = 8
 
-# All ranks in one process, a thread each; prints what zerod_form() returned to them, then again for a second life of rank 1.
+# All ranks are threads of one process. Prints the results of zerod_form(), then again for a successor of rank 1.
 PROGRAM = r"""
 #include <pthread.h>
 #include <stdio.h>
@@ -76,7 +76,7 @@ def program(build, tmp_path_factory):
 
 @pytest.mark.threads
 def test_who_resumes(zerod, program):
-    """Rank 0 may be ready before the others have their answer: to them the run is new all the same."""
+    """Rank 0 may be ready before the other ranks have their answer. The run still counts as new for them."""
     for _ in range(N_RUNS):
         daemon = zerod({"world": {"size": WORLD_SIZE}})
         ranks = daemon.spawn(program, WORLD_SIZE)
@@ -87,9 +87,9 @@ def test_who_resumes(zerod, program):
 
 def test_another_node_begins_anew_with_other_models(zerod, build, tmp_path):
     """
-    Two nodes whose models are on GPUs are laid out, and wait for rank 0's weights. Node 1's daemon dies, and the rank of
-    the next one has its model in host memory, for which buckets are smaller: node 0 does not go on with another layout
-    than node 1's, and the job is formed anew.
+    Two nodes whose models are on GPUs have a layout, and wait for rank 0's weights. Node 1's daemon dies, and the model
+    of the next daemon's rank is in host memory, where buckets are smaller. Node 0 must not continue with another layout
+    than node 1, so the job is formed again.
     """
     nodes = Nodes(zerod, tmp_path, (1, 1), {"zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}})
     trainer = build.path("tests/kill-trainer")

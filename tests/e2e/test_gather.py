@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Stage 3: gathering any number of parameters, and hints of what will be gathered, at bad moments too. A hint changes no
-bit, holds nothing, and makes nothing readable.
+Stage 3: gathering any number of parameters, and hints about later gathers, also at bad moments. A hint changes no bit,
+keeps nothing gathered, and makes no parameter readable.
 """
 
 import os
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.threads
 BIG = 7  # of tests/programs/puppet-model.h
 PAGE = os.sysconf("SC_PAGESIZE")
 STAGE3 = {"zero_optimization": {"stage": 3}}
-# Each copy into the pool takes so long, in host memory and by way of it; on GPUs all that they do takes longer.
+# Makes each copy into the pool slow, in host memory and through it. On GPUs all operations are slower.
 SLOW = {"ZEROD_FAILPOINT": "transfer:sleep:50@*,bounce:sleep:50@*", "ZEROD_SIM": "devices=16,delay-us=3000"}
 
 
@@ -29,13 +29,13 @@ def pool(daemon):
 
 @pytest.fixture(params=["host", *full("cuda"), "cuda-offload"])
 def anywhere(request, monkeypatch):
-    """One pool in host memory, or one on the GPU of each rank, filled from there or from the host (conftest.place)."""
+    """One pool in host memory, or one on each rank's GPU, filled from a GPU or from the host (conftest.place)."""
     monkeypatch.setenv("ZEROD_DEVICE", request.param)
 
 
 @pytest.fixture
 def reference(zerod):
-    """reference(n) -> the digest after n steps of a job that was told nothing."""
+    """reference(n) -> the digest after n steps of a job without hints."""
 
     def digest(n, config=STAGE3):
         ranks = trainers(zerod(config))
@@ -46,20 +46,20 @@ def reference(zerod):
 
 
 def test_a_hint_is_only_a_hint(zerod):
-    """A prefetched parameter is ready when it is gathered, and unreadable before."""
+    """A prefetched parameter is ready when it is gathered, and not readable before."""
     daemon = zerod(STAGE3, env={"ZEROD_FAILPOINT": "transfer:sleep:6000@*"})
     ranks = trainers(daemon)
     before = time.monotonic()
     ranks[0].ok("prefetch", BIG, 0)
     assert time.monotonic() - before < 5.4, "it waited"
     wait_for("the pool holds both", lambda: pool(daemon) >= 4 * PAGE)
-    ranks[1].ok("gather", BIG)  # ready when the hint has been carried out, for the other rank too
+    ranks[1].ok("gather", BIG)  # ready for both ranks when the hint has been carried out
     before = time.monotonic()
     ranks[0].ok("gather", BIG, BIG, 0)
     ranks[0].ok("peek", BIG)
     assert time.monotonic() - before < 5.4, "it was copied again"
     ranks[0].ok("release", BIG, 0)
-    assert ranks[0]("release", 0).r < 0  # nothing is owed for the hint
+    assert ranks[0]("release", 0).r < 0  # a hint needs no release
     ranks[0].ok("release", BIG)
     ranks[1].ok("release", BIG)
     assert ranks[0]("prefetch", N_PARAMS).r < 0
@@ -126,7 +126,7 @@ def test_the_daemon_ends_while_a_hint_is_carried_out(zerod, anywhere):
 
 
 def test_hints_make_no_room(zerod, reference):
-    """In a pool that is full of gathered parameters a hint is forgotten; released ones make room for it."""
+    """A hint for a full pool is ignored. Released parameters make room for it."""
     config = {"zero_optimization": {"stage": 3, "stage3_max_live_parameters": 3300}}
     daemon = zerod(config)
     ranks = trainers(daemon)
@@ -145,7 +145,7 @@ def test_hints_make_no_room(zerod, reference):
 
 
 def test_very_many(zerod):
-    """More ids than a packet holds; refused in its last packet, nothing is kept."""
+    """More ids than fit into a packet work. If the last packet is refused, nothing stays gathered."""
     n = 60000
     daemon = zerod({"world": {"size": 1}, "zero_optimization": {"stage": 3, "stage3_max_live_parameters": 3300}})
     rank = trainers(daemon)[0]
@@ -160,5 +160,5 @@ def test_very_many(zerod):
         rank.ok("clear")
         assert rank("release", 0).r < 0
         rank.ok("gather", 1)
-        assert rank("release", 1, f"times={n}").r < 0  # it was released once
+        assert rank("release", 1, f"times={n}").r < 0  # it was already released
     rank.ok("gather", BIG)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A daemon that nobody wants anything of sleeps without a time-out, and wakes when something is due."""
+"""An idle daemon sleeps without a time-out, and wakes when something is due."""
 
 import signal
 import socket
@@ -13,11 +13,11 @@ from keeper import KeptDaemon
 from puppet import Puppet, form, steps, trainers
 
 WINDOW_S = 2.0
-SETTLES_S = 2.5  # connections of zerodctl have ended, and the service manager has heard of the last status
+SETTLES_S = 2.5  # seconds until zerodctl's connections have ended and the last status was sent to the service manager
 
 
 def switches(pid):
-    """How often each thread has begun to wait."""
+    """Return: how often each thread has begun to wait."""
     found = {}
     for thread in Path(f"/proc/{pid}/task").iterdir():
         lines = dict(line.split(":", 1) for line in (thread / "status").read_text().splitlines())
@@ -26,7 +26,7 @@ def switches(pid):
 
 
 def wakes(*pids):
-    """Wake-ups of the processes' threads in WINDOW_S, of the quietest of three times: the kernel may swap."""
+    """Return: the threads' wake-ups in WINDOW_S, the lowest of three counts, because other causes may wake a thread."""
     counts = []
     while len(counts) < 3 and 0 not in counts:
         before = [switches(pid) for pid in pids]
@@ -50,7 +50,7 @@ def test_without_trainers(idle):
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_formed(idle, stage):
-    """Trainers that compute, or do nothing: they, too, sleep."""
+    """While trainers compute or do nothing, the daemon sleeps, and so do libzerod's threads."""
     daemon = idle({"world": {"size": 2}, "zero_optimization": {"stage": stage}})
     ranks = trainers(daemon)
     steps(ranks, 2)
@@ -69,7 +69,7 @@ def test_a_rank_has_gone(idle):
 
 
 def test_one_waits(idle):
-    """While a rank waits for another, the daemon looks at its time-outs."""
+    """While a rank waits for another, the daemon wakes for its time-outs."""
     daemon = idle({"world": {"size": 2}, "diagnostics": {"stall_warning": "1500ms"}})
     ranks = trainers(daemon)
     steps(ranks)
@@ -85,7 +85,7 @@ def test_one_waits(idle):
 
 
 def test_silent_connection(idle):
-    """It is closed in time, though nothing else wakes the daemon."""
+    """A silent connection is closed after its time-out, although nothing else wakes the daemon."""
     daemon = idle({"world": {"size": 1}, "limits": {"handshake_timeout": "1s"}})
     time.sleep(0.5)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as silent:
@@ -98,7 +98,7 @@ def test_silent_connection(idle):
 
 
 def test_save_is_due(idle, tmp_path):
-    """A checkpoint is written when its time has come, without a step."""
+    """A checkpoint is saved at its time, even without a step."""
     daemon = idle({"world": {"size": 1}, "checkpoint": {"dir": str(tmp_path / "c"), "save_interval": "6s"}})
     ranks = trainers(daemon)
     began = time.monotonic()
@@ -112,7 +112,7 @@ def test_save_is_due(idle, tmp_path):
 
 
 def test_watchdog(idle, build, tmp_path):
-    """A daemon that a service manager watches wakes for that, and no more often."""
+    """A daemon with a watchdog wakes only for that."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
         manager.setblocking(False)
@@ -122,13 +122,13 @@ def test_watchdog(idle, build, tmp_path):
         try:
             time.sleep(SETTLES_S)
             surplus = []
-            while len(surplus) < 3 and all(n > 0 for n in surplus):  # the quietest of three times, as wakes()
+            while len(surplus) < 3 and all(n > 0 for n in surplus):  # the lowest of three, as in wakes()
                 drain(manager)
                 before = sum(switches(daemon.pid).values())
                 time.sleep(limit_s)
                 n_fed = drain(manager).count(b"WATCHDOG=1")
                 assert 2 <= n_fed <= 5
-                # When it is due, a tick later, and once for the socket.
+                # A wake-up when it is due, one a tick later, and one for the socket.
                 surplus.append(sum(switches(daemon.pid).values()) - before - 3 * (n_fed + 1))
             assert min(surplus) <= 0
         finally:
@@ -153,7 +153,7 @@ def test_death_in_its_sleep(build, tmp_path):
         puppet = Puppet(daemon).attach()
         form([puppet])
         steps([puppet])
-        time.sleep(6)  # it sleeps after 2 s at most, when it has told its status
+        time.sleep(6)  # it sleeps after at most 2 s, when it has sent its status
         daemon.signal(signal.SIGKILL)
         wait_for("its end", lambda: daemon.tend())
         steps([puppet])

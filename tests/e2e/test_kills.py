@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Trainers that die, stop, are slow, give up or come twice: the others lose nothing, and the bits at the end are those of an
-undisturbed run. A few runs of each kind; scripts/soak kills makes many.
+Trainers that die, stop, are slow, abort or attach twice. The other ranks lose nothing, and the final bits are those of
+an undisturbed run. A few runs of each kind; scripts/soak kills runs many.
 """
 
 import os
@@ -20,7 +20,7 @@ from tiers import each_once, full
 
 pytestmark = pytest.mark.threads
 
-SHORT = 24  # steps of runs in which the place does not matter
+SHORT = 24  # steps of runs in which the place of the kill does not matter
 
 
 @pytest.fixture(scope="session")
@@ -42,7 +42,7 @@ def state(pid):
 
 
 def began(process, step):
-    """Has the trainer come to that step?"""
+    """Return: whether the trainer has begun that step."""
     return any(int(line.split()[1]) >= step for line in lines(process, "weights"))
 
 
@@ -68,7 +68,7 @@ def test_aborted(build, references, tmp_path, seed):
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_successor_of_a_rank_that_pushed_nothing(zerod, stage):
-    """The successor asks for the step, as its position says: the step begins again once, and the run continues."""
+    """A rank dies without a push. Its successor asks for the step, as its position says. The step begins again once."""
     daemon = zerod({"world": {"size": 3}, "zero_optimization": {"stage": stage}})
     ranks = trainers(daemon)
     steps(ranks)
@@ -144,14 +144,14 @@ def test_same_process_reconnects_while_its_child_holds_the_socket(zerod, referen
     judge(ranks, daemon, references.get(2, n_steps=SHORT))
 
 
-# ---- nobody comes back, or another comes -----------------------------------------------------------------------
+# ---- without a successor, or with a wrong one ----------------------------------------------------------------
 
 
 def test_nobody_comes_back(zerod, references):
     daemon = zerod({"gradient_clipping": 1.0, "limits": {"reattach_timeout": "1s"},
                     "zero_optimization": {"reduce_bucket_size": 1}})
     ranks = start(daemon, [[], [["--at", "5.1.7:die"]]], n_steps=SHORT)
-    ranks[1].n_kills = 0  # not started again yet
+    ranks[1].n_kills = 0  # not restarted yet
     wait_for(lambda: f"the step to be aborted\n{daemon.log()}", lambda: lines(ranks[0].last, "aborted"))
     text = lines(ranks[0].last, "aborted")[0]
     assert text.startswith("aborted 1302 E1302 step aborted"), text
@@ -174,7 +174,7 @@ def test_successor_that_never_forms_is_no_successor(zerod, references):
 def test_successor_differs(zerod, references, stage, accumulate):
     daemon = zerod({"gradient_clipping": 1.0, "zero_optimization": {"stage": stage, "reduce_bucket_size": 1}},
                    env={"ZEROD_FAILPOINT": "reduce:sleep:1@*,verify:sleep:5@*"})
-    # Rank 1 sleeps until rank 0's buckets are reduced, which its successor then pushes with other bits.
+    # Rank 1 sleeps until rank 0's buckets are reduced. Then its successor pushes other bits.
     ranks = start(daemon, [[], [["--at", "5.1.12:sleep=300", "--at", "5.1.12:die"], ["--at", "5.1.0:differ"]]],
                   ["--accumulate"] if accumulate else [], n_steps=SHORT)
     finish(ranks, daemon)
@@ -185,7 +185,7 @@ def test_successor_differs(zerod, references, stage, accumulate):
 
 
 def test_successor_that_redoes_too_little(zerod, references):
-    """The successor ends the micro-batch without redoing its predecessor's posted pushes: the step is aborted."""
+    """The successor ends the micro-batch without repeating its predecessor's posted pushes: the step is aborted."""
     daemon = zerod({"gradient_clipping": 1.0, "zero_optimization": {"reduce_bucket_size": 1}})
     ranks = start(daemon, [[], [["--at", "5.1.12:sleep=300", "--at", "5.1.12:die"], ["--at", "5.1.0:omit"]]],
                   n_steps=SHORT)
@@ -195,7 +195,7 @@ def test_successor_that_redoes_too_little(zerod, references):
 
 
 def test_aborted_while_a_successor_forms(zerod, references):
-    """Position and blob of the Formed message are out of date when the successor is ready."""
+    """A step is aborted while a successor forms, which outdates position and blob of its Formed message."""
     daemon = zerod({"gradient_clipping": 1.0})
     ranks = start(daemon, [[["--at", "5.1.5:stop", "--at", "5.1.5:abort"]],
                            [["--at", "5.1.3:die"], "formed:stop"]], n_steps=SHORT)
@@ -234,7 +234,7 @@ def test_another_run(zerod, references):
     assert statuses == [3, 3]
     for p in processes:
         assert p.out().startswith("refused 1109 E1109") and "monday" in p.out() and "tuesday" in p.out()
-    statuses, processes = run("monday")  # it resumes, finds that all is done
+    statuses, processes = run("monday")  # it resumes and finds the run finished
     assert statuses == [0, 0]
     for r, p in enumerate(processes):
         assert f"start rank {r} step {SHORT} " in p.out() and "resumed 1" in p.out()
@@ -314,10 +314,10 @@ def test_abort_step(zerod, references, where, stage):
 
 def test_abandoned_and_nothing_was_reduced(zerod, references):
     daemon = zerod({"gradient_clipping": 1.0, "zero_optimization": {"reduce_bucket_size": 50000}})
-    # Rank 1 is late, so that no bucket is complete.
+    # Rank 1 is slow, so that no bucket is complete.
     ranks = train(daemon, [[["--at", "4.1.7:abandon", "--at", "9.0.0:abandon"]],
                            [["--at", "4.1.0:sleep=500", "--at", "9.0.0:sleep=500"]]], n_steps=SHORT)
-    judge(ranks, daemon, references.get(2, n_steps=SHORT))  # nobody was told of an abort
+    judge(ranks, daemon, references.get(2, n_steps=SHORT))  # no rank got an abort
     assert daemon.log().count("E1007 ") == 2
     assert daemon.status()["counters"]["n_aborts"] == 0
 
@@ -352,7 +352,7 @@ def test_leave_and_the_others_continue(zerod, references, where):
         found.append(kills.results(ranks))
     for results in found:
         assert results["final", 0] == results["final", 2]
-    if where in ("5.0.0", "5.0.step"):  # elsewhere it depends on time whether its pushes had been reduced
+    if where in ("5.0.0", "5.0.step"):  # otherwise timing decides whether its pushes were reduced
         assert found[0] == found[1]
 
 
@@ -379,7 +379,7 @@ def test_daemon_ends(zerod, build, references, moment, number):
     daemon = zerod({"zero_optimization": {"stage": 3, "reduce_bucket_size": 300}, "threads": 4},
                    env={"ZEROD_FAILPOINT": failpoint.format(ms=1500 * build.patience)} if failpoint else {})
     ranks = start(daemon, plans, n_steps=SHORT)
-    wait_for(lambda: describe(ranks, daemon),  # the last lives, of which nobody is killed
+    wait_for(lambda: describe(ranks, daemon),  # the last lives, which are not killed
              lambda: [rank.tend() for rank in ranks] and all(len(rank.processes) > rank.n_kills for rank in ranks))
     time.sleep(0.4 * daemon.patience)
     began_at = time.monotonic()
@@ -394,7 +394,9 @@ def test_daemon_ends(zerod, build, references, moment, number):
 
 @pytest.mark.parametrize("n, n_nodes", each_once((1, 2, 3, 5, 8, 12, 16, 20, 30, 60), (1, 2)))
 def test_out_of_memory(zerod, references, monkeypatch, n, n_nodes):
-    """The n-th time that a daemon asks for pages there are none: said, nothing lost, the next attempt succeeds."""
+    """
+    The daemon's n-th request for memory fails. The daemon reports it, nothing is lost, and the next attempt succeeds.
+    """
     monkeypatch.setenv("ZEROD_NODES", str(n_nodes))
     daemon = zerod({"gradient_clipping": 1.0, "zero_optimization": {"stage": 3, "reduce_bucket_size": 300}},
                    env={"ZEROD_FAILPOINT": f"reserve:error@{n}"})
@@ -406,7 +408,7 @@ def test_out_of_memory(zerod, references, monkeypatch, n, n_nodes):
         assert time.monotonic() < deadline, describe(ranks, daemon)
         for rank in ranks:
             assert rank.last.poll() in (None, 0, 3), describe(ranks, daemon)
-            if rank.last.poll() == 3:  # started again, as zerodrun --restarts does
+            if rank.last.poll() == 3:  # restarted, as by zerodrun --restarts
                 refused += lines(rank.last, "refused")
                 rank.start()
         time.sleep(0.005)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks that die, leave, come back or ask at awkward moments, each of which once did harm."""
+"""Ranks that die, leave, attach again or ask at difficult moments. Each of these moments once caused a bug."""
 
 import signal
 import time
@@ -23,7 +23,7 @@ def die(daemon, puppet):
 
 
 def test_tickets_go_round_in_one_micro_batch(zerod):
-    """More passes of one parameter than a rank has slots: lists of slots are not mixed up when slots are used again."""
+    """A parameter has more passes than a rank has slots. Reused slots do not mix up the lists of slots."""
     daemon = zerod({"world": {"size": 1}, "diagnostics": {"on_duplicate": "accumulate"}})
     puppet = Puppet(daemon).attach(declare=("many", 1))
     form([puppet])
@@ -37,7 +37,7 @@ def test_tickets_go_round_in_one_micro_batch(zerod):
 
 
 def test_successor_dies_while_it_is_compared(zerod):
-    """The third process of a rank begins while the second one's push is still being compared with the first one's."""
+    """The third process of a rank begins while the second one's push is still compared with the first one's."""
     daemon = zerod({"world": {"size": 1}, "threads": 4}, env={"ZEROD_FAILPOINT": "verify:sleep:1500@*"})
     first = Puppet(daemon).attach(declare=("many", 1))
     form([first])
@@ -61,7 +61,7 @@ def test_successor_dies_while_it_is_compared(zerod):
 
 
 def test_successor_leaves_instead_of_going_on(zerod):
-    """The predecessor's half backward is withdrawn: a step never has half a backward in it."""
+    """A successor leaves. Its predecessor's unfinished backward is withdrawn, so no step contains a part of it."""
     daemon = zerod({"diagnostics": {"on_leave": "continue"}, "zero_optimization": {"reduce_bucket_size": 1}})
     ranks = trainers(daemon)
     for puppet in ranks:
@@ -75,14 +75,14 @@ def test_successor_leaves_instead_of_going_on(zerod):
     successor = Puppet(daemon, 1).attach()
     successor.ok("leave")
     answer = ranks[0].answer()
-    if answer.r == 0:  # nothing had been reduced yet
+    if answer.r == 0:  # nothing was reduced yet
         answer = ranks[0]("step")
     assert answer.r == 3 and "E1007" in answer.text, answer
     assert ranks[0].ok("steps 1").position["step"] == 1
 
 
 def test_rank_that_left_is_not_lost(zerod):
-    """A successor leaves before it is formed: no later step is aborted for it."""
+    """A successor leaves before it is formed. No later step is aborted because of that rank."""
     daemon = zerod({"world": {"size": 3}, "limits": {"reattach_timeout": "1s"}, "diagnostics": {"on_leave": "continue"}})
     ranks = trainers(daemon)
     steps(ranks)
@@ -102,7 +102,7 @@ def test_rank_that_left_is_not_lost(zerod):
 
 
 def test_rank_with_no_restart_left(zerod):
-    """Its launcher ends the run: of no rank a successor is spoken of, until one comes all the same."""
+    """The launcher ends the run after a rank without restarts. No text announces a successor until one attaches."""
     daemon = zerod({"world": {"size": 3}})
     ranks = [Puppet(daemon, r, env={"ZEROD_RESTARTS_LEFT": str(int(r != 1))}).attach() for r in range(3)]
     form(ranks)
@@ -118,7 +118,7 @@ def test_rank_with_no_restart_left(zerod):
 
 
 def test_step_is_not_taken_without_who_left(zerod):
-    """on_leave: stop. The step had been asked for by the other rank."""
+    """on_leave: stop. A rank leaves after the other rank has asked for the step: the step is not applied."""
     daemon = zerod({"diagnostics": {"on_leave": "stop"}})
     ranks = trainers(daemon)
     steps(ranks)
@@ -136,7 +136,7 @@ def test_step_is_not_taken_without_who_left(zerod):
 
 
 def test_half_written_window(zerod):
-    """A process that did not begin a window cannot end it: the writes of a dead process are dropped."""
+    """A process that did not begin a window cannot end it. The writes of its dead predecessor are dropped."""
     daemon = zerod()
     ranks = trainers(daemon)
     before = memory(daemon)
@@ -158,7 +158,7 @@ def test_half_written_window(zerod):
 
 @pytest.mark.parametrize("call, n_ranks", [("end", 1), ("norm", 2), *full(("end", 2), ("norm", 1))])
 def test_call_that_waits_for_an_open_window(zerod, call, n_ranks):
-    """All ranks wait, so nobody is behind, and only they could end the window: that is a stall as well."""
+    """All ranks wait for a window that only they could end, so no rank is late. This is reported as a stall too."""
     daemon = zerod({"world": {"size": n_ranks}, "diagnostics": {"stall_warning": "100ms", "stall_timeout": "400ms"}})
     ranks = trainers(daemon)
     all_do(ranks, "window")
@@ -176,7 +176,7 @@ def test_call_that_waits_for_an_open_window(zerod, call, n_ranks):
 
 
 def test_norm_before_the_step_is_asked_for(zerod):
-    """The norm does not depend on the loss scale that came with an earlier step."""
+    """The norm does not depend on the loss scale of an earlier step."""
     daemon = zerod({"world": {"size": 1}})
     puppet = trainers(daemon)[0]
     norms = []
@@ -192,7 +192,7 @@ def test_norm_before_the_step_is_asked_for(zerod):
 @pytest.mark.parametrize("config", [{"gradient_accumulation_steps": 1}, {"diagnostics": {"static_graph": True}}],
                          ids=["count", "static-graph"])
 def test_held_step_is_cleared(zerod, config):
-    """Cleared and asked for again, it is taken."""
+    """A refused step succeeds after it is cleared and asked for again."""
     daemon = zerod({"world": {"size": 1}} | config)
     puppet = trainers(daemon)[0]
     puppet.ok("steps 1")
@@ -216,7 +216,7 @@ def test_refused_duplicate_is_kept_once(zerod):
 
 
 def test_forming_is_given_up_while_a_rank_declares(zerod):
-    """Only those who waited are refused; the one in the middle of declaring goes on."""
+    """Forming times out while a rank declares. Only the waiting ranks are refused; the declaring one continues."""
     daemon = zerod({"diagnostics": {"stall_timeout": "1s", "stall_warning": "500ms"}})
     slow = Puppet(daemon, 1, env={"ZEROD_FAILPOINT": "Form.send:stop"}).attach()
     quick = Puppet(daemon, 0).attach()
@@ -230,7 +230,7 @@ def test_forming_is_given_up_while_a_rank_declares(zerod):
 
 
 def test_initial_weights_come_late(zerod):
-    """Rank 0 died before it had sent them, and the other one was told; it tries again and meets rank 0's successor."""
+    """Rank 0 dies before it sends the initial weights, and the other rank gets an error. Its next attempt succeeds."""
     daemon = zerod({"diagnostics": {"stall_timeout": "1s", "stall_warning": "500ms"}})
     first = Puppet(daemon, 0, env={"ZEROD_FAILPOINT": "formed:kill"}).attach()
     other = Puppet(daemon, 1).attach()
@@ -243,7 +243,7 @@ def test_initial_weights_come_late(zerod):
 
 
 def test_sent_segv(zerod):
-    """The handler that explains writes to weights does not swallow a signal that somebody sent."""
+    """The handler that explains writes to weights does not hide a SIGSEGV sent by another process."""
     daemon = zerod({"world": {"size": 1}})
     puppet = trainers(daemon)[0]
     puppet.popen.send_signal(signal.SIGSEGV)

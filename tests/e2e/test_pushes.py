@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pushes that say that more follow (ZEROD_PUSH_MORE): several travel at once, and nothing else changes."""
+"""
+Pushes with ZEROD_PUSH_MORE, which announces further pushes: several are sent in one message, and nothing else changes.
+"""
 
 import signal
 
@@ -50,11 +52,11 @@ def kills_at(message, n):
     return {"ZEROD_FAILPOINT": f"{message}.send:kill@{n}"}
 
 
-BUCKETS = {"zero_optimization": {"stage": 2, "reduce_bucket_size": AT_ONCE * 64}}  # of 64 parameters each
+BUCKETS = {"zero_optimization": {"stage": 2, "reduce_bucket_size": AT_ONCE * 64}}  # 64 parameters in each bucket
 
 
 def test_in_one_message(zerod):
-    """Those of one bucket are one message; each counts."""
+    """Pushes of one bucket are sent in one message, and each counts."""
     daemon, puppet = one_rank(zerod, 2 * AT_ONCE, 64, env=kills_at("Pushes", 2), config=BUCKETS)
     for i in range(AT_ONCE):
         puppet.ok("push", i, f"flags={MORE}")
@@ -66,7 +68,7 @@ def test_in_one_message(zerod):
 
 
 def test_buckets_in_turn(zerod):
-    """Parameters of two buckets in turn, as with and without weight decay: a message for each bucket."""
+    """Pushes alternate between two buckets, as with and without weight decay. There is one message for each bucket."""
     daemon, puppet = one_rank(zerod, 2 * AT_ONCE, 64, env=kills_at("Pushes", 3), config=BUCKETS)
     for i in range(AT_ONCE // 2):
         puppet.ok("push", i, f"flags={MORE}")
@@ -80,7 +82,7 @@ def test_buckets_in_turn(zerod):
 
 
 def test_many_buckets_in_turn(zerod):
-    """More buckets than messages that may wait: the others are sent to make room."""
+    """There are more buckets than waiting messages are allowed. Earlier messages are sent to make room."""
     config = {"zero_optimization": {"stage": 2, "reduce_bucket_size": 20}}
     daemon, puppet = one_rank(zerod, 40, 10, config=config)
     for i in (*range(0, 40, 2), *range(1, 40, 2)):
@@ -91,10 +93,10 @@ def test_many_buckets_in_turn(zerod):
 
 
 def test_evidence_keeps_them_apart(zerod):
-    """Pushes into one slot from different call sites share no message: a text names the site of each."""
+    """Pushes into one slot from different call sites are not sent in one message, so that a text can name each site."""
     _, puppet = one_rank(zerod, 4, 10)
     for i in range(4):
-        puppet.ok("push", i, f"flags={MORE}", f"site=model.py:{10 + i % 2}")  # a new site sends what waits
+        puppet.ok("push", i, f"flags={MORE}", f"site=model.py:{10 + i % 2}")  # a new site sends the waiting pushes
     puppet.ok("push", 2, f"flags={MORE}", "site=model.py:99")
     answer = puppet("end")
     assert answer.r == REFUSED
@@ -103,7 +105,7 @@ def test_evidence_keeps_them_apart(zerod):
 
 @pytest.mark.parametrize("point", ["Pushes.log", "Pushes.judged"])
 def test_daemon_dies_at_a_message(build, tmp_path, point):
-    """The next daemon has each push of the message once."""
+    """A daemon dies at such a message. The next daemon has each push of it once."""
     states = set()
     for plan in ([None], [f"{point}:kill@1", None]):
         folder = tmp_path / str(len(plan))
@@ -154,7 +156,7 @@ def test_the_same_is_trained(zerod, stage):
 
 
 def test_a_duplicate_behind_them(zerod):
-    """A duplicate behind queued pushes: those are sent first, and the error names both call sites."""
+    """A duplicate follows queued pushes. The queued pushes are sent first, and the error names both call sites."""
     puppet = trainers(zerod({"world": {"size": 1}}))[0]
     puppet.ok("begin")
     for i in reversed(range(N_PARAMS - 2)):
@@ -175,7 +177,7 @@ def test_after_leaving(zerod):
 
 
 def test_passes_stay_in_order(zerod):
-    """A second gradient of a parameter comes after its first one, however pushes are put together."""
+    """A parameter's second gradient is sent after the first one, however the pushes are combined."""
     config = BUCKETS | {"diagnostics": {"on_duplicate": "accumulate"}}
     daemon, puppet = one_rank(zerod, AT_ONCE, 64, config=config)
     puppet.ok("push", 1, f"flags={MORE}")

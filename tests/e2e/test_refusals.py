@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Every refusal that one node can produce, provoked by trainers that do as they are told (tests/programs/refusals.c).
+Every refusal that one node can produce, provoked by trainers that execute commands (tests/programs/refusals.c).
 
-Of each: the whole text is that of refusals/NAME.txt, with times and pids masked; it stands word for word in the daemon's log
-and in zerodctl's JSON; masters, moments, weights and the journal are byte for byte what they were; it sticks until it is
-cleared; and in the end the job has the bits of an undisturbed one. ZEROD_UPDATE_GOLDEN=1 writes the texts.
+For each refusal: its text is that of refusals/NAME.txt, with masked times and pids. The same text is in the daemon's
+log and in zerodctl's JSON. Master weights, moments, weights and the journal are unchanged, byte for byte. The refusal
+persists until it is cleared. At the end the job has the bits of an undisturbed one. ZEROD_UPDATE_GOLDEN=1 writes the
+texts.
 """
 
 import json
@@ -28,13 +29,13 @@ from test_hostile import as_nobody, open_daemon, run  # noqa: F401
 
 pytestmark = [pytest.mark.quick, pytest.mark.threads]
 
-BEFORE, AFTER = 2, 4  # steps before the refusal, and in all
+BEFORE, AFTER = 2, 4  # steps before the refusal, steps in all
 UNDISTURBED = {}
 
 
 @pytest.fixture(scope="session")
 def undisturbed(build, tmp_path_factory):
-    """undisturbed(config) -> the digest after AFTER steps in which nothing goes wrong."""
+    """undisturbed(config) -> the digest after AFTER undisturbed steps."""
 
     def digest(config, micro=1):
         key = json.dumps([config, micro], sort_keys=True)
@@ -52,7 +53,7 @@ def undisturbed(build, tmp_path_factory):
 
 
 class Scene:
-    """A job that has trained for BEFORE steps. Rank 1 is the guilty one, rank 0 has done nothing in the open step."""
+    """A job after BEFORE steps. Rank 1 is the guilty rank, and rank 0 has done nothing in the open step."""
 
     def __init__(self, daemon, config, undisturbed, options=(), micro=1):
         self.daemon, self.config, self.undisturbed, self.micro = daemon, config, undisturbed, micro
@@ -69,7 +70,7 @@ class Scene:
         assert memory(self.daemon) == self.before
 
     def refused(self, name, answer, code=None, sticky=True):
-        """The answer is the refusal of that golden text."""
+        """The answer must be a refusal with that golden text."""
         assert answer.r == REFUSED, answer
         self.told(name, answer, code)
         if sticky:
@@ -87,20 +88,20 @@ class Scene:
         self.untouched()
 
     def warned(self, name):
-        """The last diagnostic is the warning of that golden text, in the log too."""
+        """The last diagnostic must be the warning with that golden text, and it must be in the log."""
         last = wait_for("a warning", lambda: diagnostics(self.daemon)[-1:])[0]
         assert last["warning"] and last["code"] == name[:5].upper(), last["text"]
         golden(name, last["text"])
         wait_for("the log", lambda: last["text"].rstrip("\n") in self.daemon.log())
 
     def end_all(self):
-        """Rank 0 does its micro-batch, rank 1 ends the one that it has open."""
+        """Rank 0 does its micro-batch, and rank 1 ends its open micro-batch."""
         self.ranks[0].ok("begin")
         self.ranks[0].ok("pushes")
         assert [a.r for a in all_do(self.ranks, "end")] == [0] * len(self.ranks)
 
     def goes_on(self):
-        """The job ends with the bits of one in which nothing happened."""
+        """The job must end with the bits of an undisturbed one."""
         for p in self.ranks:
             p.tell("steps", AFTER - p.ok("user").position["step"], f"micro={self.micro}")
         answers = [p.answer() for p in self.ranks]
@@ -108,7 +109,7 @@ class Scene:
         assert state(self.ranks) == self.undisturbed(self.config, self.micro)
 
     def abort(self):
-        """The guilty rank aborts; the others are told when they next ask."""
+        """The guilty rank aborts. The other ranks get the abort with their next call."""
         self.guilty.ok("abort because")
         self.untouched()
 
@@ -133,7 +134,7 @@ def every_stage(f):
 
 @every_stage
 def test_duplicate(scene, config):
-    """The second push is not added: after clearing, the rest of the backward gives the undisturbed bits."""
+    """The second push is not added. After clearing, the rest of the backward gives the undisturbed bits."""
     s = scene(config)
     s.guilty.ok("begin")
     s.guilty.ok("push 1 site=train.c:5")
@@ -147,7 +148,7 @@ def test_duplicate(scene, config):
 
 
 def test_duplicates_join(scene):
-    """Ten parameters pushed twice are one diagnostic."""
+    """If ten parameters are pushed twice, there is one diagnostic."""
     s = scene()
     s.guilty.ok("begin")
     s.guilty.ok("pushes segment=model task=3")
@@ -161,7 +162,7 @@ def test_duplicates_join(scene):
 
 
 def test_duplicate_of_other_bytes(scene):
-    """The text says whether both pushes hold the same gradient, once the first is reduced."""
+    """If the first push is already reduced, the text says whether both pushes have the same gradient."""
     s = scene()
     s.ranks[0].ok("begin")
     s.ranks[0].ok("push 7")
@@ -180,7 +181,7 @@ def await_reduction():
 
 
 def test_duplicate_nested(scene):
-    """Reentrant checkpointing as its records show it."""
+    """The records of pushes from nested graph tasks are diagnosed as reentrant checkpointing."""
     s = scene()
     s.guilty.ok("begin")
     s.guilty.ok("push 3 task=29 depth=1 flags=1 segment=h.0 call=2 site=model.py:98")
@@ -191,7 +192,9 @@ def test_duplicate_nested(scene):
 
 
 def test_duplicate_accumulated(scene, zerod):
-    """accumulate: a warning, and the same bits for any buckets and any order of the pushes."""
+    """
+    on_duplicate: accumulate. There is a warning, and the bits do not depend on the buckets and the order of the pushes.
+    """
     digests = set()
     for size, order in ((2000, (3, 3)), (100, (3, 3)), (100000, (3,))):
         config = {"zero_optimization": {"reduce_bucket_size": size}, "diagnostics": {"on_duplicate": "accumulate"}}
@@ -239,7 +242,7 @@ def test_more_micro_batches_than_configured(scene):
 
 
 def test_stale_push(scene):
-    """libzerod does not let it happen: a client that speaks the protocol by hand."""
+    """libzerod prevents a stale push, so this client speaks the protocol by hand."""
     s = scene()
     s.guilty.ok("close")
     text = run(s.daemon, "stale-push")
@@ -261,7 +264,7 @@ def test_stale_push(scene):
     ("e1003-window-state", ["put 1 1 0"]),
 ])
 def test_early(zerod, undisturbed, name, calls):
-    """Before the first micro-batch of all, and in the middle of one."""
+    """The calls are refused before the first micro-batch and in the middle of one."""
     daemon = zerod()
     ranks = trainers(daemon)
     before = memory(daemon)
@@ -293,7 +296,7 @@ def test_after_the_boundary(scene):
 
 
 def test_after_the_step(scene):
-    """A hook that fires when the step is over belongs to the last micro-batch."""
+    """A push after the step, as from a late hook, belongs to the last micro-batch."""
     s = scene()
     s.guilty.ok("push 1 site=train.c:7")
     s.refused("e1004-after-step", s.guilty("step"))
@@ -305,7 +308,7 @@ def test_after_the_step(scene):
 
 
 def test_missing(scene):
-    """on_missing: error. The step is held: it can be completed, or aborted."""
+    """on_missing: error. The step is held and can be completed or aborted."""
     s = scene({"diagnostics": {"on_missing": "error"}})
     s.guilty.ok("begin")
     s.guilty.ok("pushes but=3")
@@ -316,7 +319,7 @@ def test_missing(scene):
 
 
 def test_missing_is_completed(scene):
-    """The missing gradient comes in a micro-batch of its own, and then the step succeeds."""
+    """The missing gradient is pushed in an additional micro-batch. Then the step succeeds."""
     s = scene({"diagnostics": {"on_missing": "error"}})
     s.guilty.ok("begin")
     s.guilty.ok("pushes but=3")
@@ -331,7 +334,7 @@ def test_missing_is_completed(scene):
 
 
 def test_missing_counts_for_nothing(scene):
-    """on_missing: zero. What no rank pushed is left alone, and said to every rank; a warning after three such steps."""
+    """on_missing: zero. A parameter without a push stays unchanged, as all ranks learn. Three steps cause a warning."""
     s = scene()
     before = [s.ranks[0](f"read 2 {kind}") for kind in (0, 1, 2)]
     for step in range(3):
@@ -364,7 +367,7 @@ def test_missing_skips_the_step(scene):
 @pytest.mark.parametrize("name, words", [("e1005-nothing", ["begin", "end"]),
                                          ("e1005-abandoned", ["begin", "push 3", "abandon out-of-memory"])])
 def test_nothing_was_pushed(scene, name, words):
-    """Refused whatever on_missing says."""
+    """A step without any push is refused, whatever on_missing is."""
     s = scene()
     for call in words:
         s.guilty.ok(call)
@@ -387,7 +390,7 @@ def test_fewer_micro_batches_than_configured(scene):
 
 
 def test_static_graph_extra(zerod, undisturbed):
-    """The first step's set is learnt; what comes later and was not in it is refused."""
+    """The first step defines the set of parameters. A later push of another parameter is refused."""
     daemon = zerod({"diagnostics": {"static_graph": True}})
     ranks = trainers(daemon)
     for p in ranks:
@@ -424,7 +427,7 @@ def test_static_graph_missing(scene):
 
 
 def test_abandoned(scene):
-    """Nothing was reduced: what was pushed is dropped, and the micro-batch begins again."""
+    """A backward is abandoned before a push is reduced. Its pushes are dropped, and the micro-batch begins again."""
     s = scene()
     s.guilty.ok("begin")
     s.guilty.ok("push 3")
@@ -436,7 +439,7 @@ def test_abandoned(scene):
 
 
 def test_abandoned_too_late(scene):
-    """Some of it was reduced: the step is aborted for all, and the others' texts name who did it."""
+    """A backward is abandoned after a push was reduced. The step is aborted, and all texts name the guilty rank."""
     s = scene()
     for p in s.ranks:
         p.ok("begin")
@@ -455,7 +458,7 @@ def test_abandoned_too_late(scene):
     ("name", ["name=7"]), ("longer", ["first=10"]), ("frozen", ["freeze=9"]), ("hole", ["skip=5"]),
 ])
 def test_manifests_differ(zerod, undisturbed, name, options):
-    """The job is not formed; when the odd one comes again with the right model, it is."""
+    """The job is not formed. After the different rank has come back with the right model, it is."""
     daemon = zerod({"world": {"size": 3}})
     ranks = [Puppet(daemon, r).attach(declare=("declare", *(options if r == 1 else ()))) for r in range(3)]
     answers = all_do(ranks, "form")
@@ -471,7 +474,7 @@ def test_manifests_differ(zerod, undisturbed, name, options):
 
 @pytest.mark.parametrize("name, declare", [("e1101-twice", "declare"), ("e1101-twice-later", "param embed.weight 5")])
 def test_declaring_twice(zerod, name, declare):
-    """A name that is declared again is no second parameter."""
+    """A name that is declared twice is refused, and is no second parameter."""
     daemon = zerod({"world": {"size": 1}})
     puppet = Puppet(daemon).attach()
     puppet.ok(declare)
@@ -497,7 +500,7 @@ def test_declaring_nothing(zerod):
 
 
 def test_another_model(scene):
-    """A successor with another model than the one that the run was formed with."""
+    """A successor with another model than the run's is refused."""
     s = scene()
     s.guilty.attach(declare=("declare", "first=5"))
     answer = s.guilty("form")
@@ -533,7 +536,7 @@ def test_wrong_gradient(scene, name, push, code):
     ("e1106-shared", "shared", 1, "step"), ("e1106-private", "private", 3, "begin"), ("e1106-frozen", "shared", FROZEN, "begin"),
 ])
 def test_written_weights(scene, name, weights, param, call):
-    """The write succeeds, and the rank is told before anything of it reaches the job; cleared, it has the job's weights."""
+    """The write succeeds, but the rank gets an error before the job does. After clearing it has the job's weights."""
     s = scene({"weights": weights})
     s.guilty.ok(f"touch {param}")
     s.refused(name, s.guilty(call))
@@ -545,7 +548,7 @@ def test_written_weights(scene, name, weights, param, call):
 
 
 def test_write_before_a_window(scene):
-    """Writes before a window opens would be lost in it, so the window is refused."""
+    """A window is refused if weights were written before, because these writes would be lost."""
     s = scene()
     s.guilty.ok("touch 1")
     answer = s.guilty("window")
@@ -561,7 +564,7 @@ def test_write_before_a_window(scene):
     ("e1110-read", 3, "shared", "peek 1"), ("e1106-gathered", 3, "shared", "touch 0"),
 ])
 def test_weights_are_guarded(scene, name, stage, weights, call):
-    """The process ends as it would have, but is told which parameter it was; a successor goes on."""
+    """The process dies as without zerod, but its last message names the parameter. A successor continues."""
     s = scene({"zero_optimization": {"stage": stage}, "weights": weights})
     s.guilty.ok("gather 0")
     s.guilty.tell(call)
@@ -601,7 +604,7 @@ def test_step_arguments_differ(scene, name, first, second):
 
 
 def test_step_arguments_agree_after_all(scene):
-    """The text says how to go on, and it works."""
+    """The text describes a remedy, and the remedy works."""
     s = scene()
     for p in s.ranks:
         p.ok("begin")
@@ -656,7 +659,7 @@ def test_no_state_no_run(zerod):
 
 @pytest.mark.parametrize("kind, value", [("nan", "nan"), ("inf", "inf"), ("negative", "-inf")])
 def test_nonfinite_is_skipped(scene, kind, value):
-    """on_nonfinite: skip. The step commits as skipped on all ranks alike, state and weights are unchanged."""
+    """on_nonfinite: skip. All ranks skip the step, and state and weights are unchanged."""
     s = scene()
     before = {k: v for k, v in s.before.items() if k != "journal"}
     for p, word in zip(s.ranks, ("pushes", "pushes but=1")):
@@ -672,7 +675,7 @@ def test_nonfinite_is_skipped(scene, kind, value):
 
 
 def provoke(s, value="nan", param=3):
-    """A step that is asked for with a value that is not finite; rank 0 waits in it."""
+    """Makes a step with a value that is not finite. Rank 0 waits in the step."""
     for p, word in zip(s.ranks, ("pushes", f"pushes but={param}")):
         p.ok("begin")
         p.ok(word)
@@ -694,7 +697,7 @@ def test_nonfinite_is_held(scene, config):
 
 
 def test_nonfinite_goes_on(scene):
-    """Cleared and asked for again, the step is skipped."""
+    """on_nonfinite: error. After it is cleared and asked for again, the step is skipped."""
     s = scene({"diagnostics": {"on_nonfinite": "error"}})
     provoke(s)
     assert s.guilty("step").r == REFUSED
@@ -704,7 +707,7 @@ def test_nonfinite_goes_on(scene):
 
 
 def test_overflow_of_the_sum(scene):
-    """Each rank's gradient is finite, their sum is not."""
+    """Each rank's gradient is finite, but their sum is not."""
     s = scene({"diagnostics": {"on_nonfinite": "error"}})
     for p in s.ranks:
         p.ok("begin")
@@ -729,7 +732,7 @@ AT_MINIMUM = {"fp16": {"enabled": True, "loss_scale": 0, "initial_scale_power": 
 
 @pytest.mark.parametrize("name, value, asked", [("e1202-minimum", "inf", "step"), ("e1202-found-inf", "0.1", "step inf=1")])
 def test_loss_scale_at_its_minimum(scene, name, value, asked):
-    """Dynamic loss scale of 1: there is nothing left to lower. The step is skipped on all ranks alike."""
+    """With a dynamic loss scale of 1, which cannot be lowered, the step is skipped on all ranks."""
     s = scene(AT_MINIMUM)
     before = {k: v for k, v in s.before.items() if k != "journal"}
     provoke(s, value)
@@ -741,7 +744,7 @@ def test_loss_scale_at_its_minimum(scene, name, value, asked):
 
 
 def test_loss_scale_holds_the_step(scene):
-    """on_nonfinite: error. Skipping would not help any more."""
+    """on_nonfinite: error. At the minimum of the loss scale a skipped step would not help, so it is refused."""
     s = scene(AT_MINIMUM | {"diagnostics": {"on_nonfinite": "error"}})
     provoke(s, "inf")
     s.refused("e1202-held", s.guilty("step"))
@@ -750,7 +753,7 @@ def test_loss_scale_holds_the_step(scene):
 
 
 def test_loss_scale_is_lowered_before(scene):
-    """Above its minimum a dynamic loss scale skips without a word, whatever on_nonfinite says."""
+    """Above its minimum, a dynamic loss scale skips the step without a message, whatever on_nonfinite is."""
     s = scene({"fp16": {"enabled": True, "loss_scale": 0, "initial_scale_power": 3, "hysteresis": 1},
                "diagnostics": {"on_nonfinite": "error"}})
     n = len(diagnostics(s.daemon))
@@ -769,12 +772,12 @@ def test_rank_taken(scene):
     answer = second("connect rank=1")
     assert answer.r == REFUSED, answer
     s.told("e1301-taken", answer)
-    assert second("declare").r < 0  # only closing is left
+    assert second("declare").r < 0  # only closing is allowed now
     s.goes_on()
 
 
 def test_rank_lost(scene):
-    """Survivors wait and get no exception; the successor ends with the same bits."""
+    """A rank dies. The surviving ranks wait without an error, and the successor ends with the same bits."""
     s = scene()
     s.ranks[0].tell("steps", AFTER - BEFORE)
     s.guilty.ok("begin")
@@ -802,7 +805,7 @@ def test_nobody_comes_back(scene):
 
 
 def test_successor_differs(scene):
-    """A successor must push the same gradients again as its predecessor."""
+    """A successor must push the same gradients as its predecessor."""
     s = scene()
     for p in s.ranks:
         p.ok("begin")
@@ -820,7 +823,7 @@ def test_successor_differs(scene):
 
 
 def test_rank_left(zerod):
-    """on_leave: stop."""
+    """on_leave: stop. The other rank gets an error after a rank has left."""
     daemon = zerod()
     ranks = trainers(daemon)
     steps(ranks, 2)
@@ -854,7 +857,7 @@ STALLS = {"diagnostics": {"stall_warning": "300ms"}}
 
 
 def test_stalled(scene):
-    """The warning says who waits, and for whom. It is repeated, and has no other effect."""
+    """A warning names the waiting rank and the late one. It is repeated, and has no other effect."""
     s = scene(STALLS)
     s.ranks[0].tell("steps", AFTER - BEFORE)
     wait_for("it is said twice", lambda: s.daemon.log().count("E1303") >= 2)
@@ -875,7 +878,7 @@ def test_stalled_for_too_long(scene):
 
 
 def test_waiting_for_each_other(scene):
-    """Different collectives on different ranks: nobody could ever be answered."""
+    """Ranks call different collectives, so no call could ever be answered. All are refused."""
     s = scene({"diagnostics": {"stall_warning": "300ms", "stall_timeout": "3s"}})
     s.ranks[0].ok("begin")
     s.ranks[0].ok("pushes")
@@ -889,7 +892,7 @@ def test_waiting_for_each_other(scene):
 
 
 def test_a_world_that_does_not_come_together(zerod, undisturbed):
-    """E1303 names the missing ranks. Those who waited are refused in the end and may try again."""
+    """E1303 names the missing ranks. After the time-out the waiting ranks are refused, and may try again."""
     daemon = zerod({"world": {"size": 3}, "diagnostics": {"stall_warning": "300ms", "stall_timeout": "2s"}})
     ranks = [Puppet(daemon, r) for r in range(3)]
     ranks[0].attach()
@@ -918,7 +921,7 @@ SGD = {"type": "SGD", "params": {"lr": 1e-3, "betas": None, "momentum": 0.9}}
     ("e1403-state-moment", "put 1 2 1", {"optimizer": SGD}),
 ])
 def test_state_that_is_none(scene, name, put, config):
-    """Every rank is told, though only rank 0's would count; the window ends without it, and can still be forgotten."""
+    """A wrong state is refused on every rank, although only rank 0's counts. The window can end, or be forgotten."""
     s = scene(config)
     all_do(s.ranks, "window")
     assert s.ranks[0](put).error["code"] == 1403
@@ -935,7 +938,7 @@ def test_state_that_is_none(scene, name, put, config):
 
 
 def fill_slots(s, param):
-    """Passes of a bucket that nobody else pushes: in the end there is no slot for one more."""
+    """Pushes passes of a bucket that no other rank pushes, until there is no slot for another one."""
     s.guilty.ok("begin")
     for _ in range(400):
         answer = s.guilty("push", param)
@@ -953,7 +956,7 @@ def test_slots_are_used_up(scene):
 
 @pytest.mark.parametrize("name, param", (("e1401-overflow", 1), ("e1401-late", 0)))
 def test_ring_and_overflow_are_full(zerod, name, param):
-    """Parameters of which the ring holds few. The bucket of parameter 1 comes first: gradients behind it take memory."""
+    """The ring has room for few parameters. Gradients behind parameter 1's bucket, the first, use the overflow."""
     daemon = zerod({"diagnostics": {"on_duplicate": "accumulate"}})
     s = Scene.__new__(Scene)
     s.daemon, s.ranks = daemon, trainers(daemon, declare=("many", 2, "elems=300000"))
@@ -966,7 +969,7 @@ def test_ring_and_overflow_are_full(zerod, name, param):
 
 
 def test_live_parameters(scene):
-    """Stage 3: gathering over stage3_max_live_parameters is refused at once, and nothing of it is kept."""
+    """Stage 3: a gather above stage3_max_live_parameters is refused at once, and nothing of it stays gathered."""
     s = scene({"zero_optimization": {"stage": 3, "stage3_max_live_parameters": 3300}})
     s.guilty.ok("gather 7")
     s.refused("e1401-live", s.guilty("gather 0"))
@@ -990,7 +993,7 @@ def refused_forming(daemon, puppet, name):
 
 
 def test_memory_over_the_limit(zerod):
-    """Refused with the sum, by class; a smaller model is taken."""
+    """A model above limits.memory is refused with the sum for each class. A smaller model is accepted."""
     daemon = zerod({"world": {"size": 1}, "limits": {"memory": "20MiB"}})
     puppet = Puppet(daemon).attach(declare=("param", "huge", 4 << 20))
     refused_forming(daemon, puppet, "e1401-limits-memory")
@@ -1000,7 +1003,7 @@ def test_memory_over_the_limit(zerod):
 
 
 def test_state_over_the_limit(zerod):
-    """A window accepts as much state as there is room for; the rest needs another window."""
+    """A window accepts as much state as there is room for. The rest needs another window."""
     daemon = zerod({"world": {"size": 1}, "limits": {"memory": "24MiB"}})
     puppet = Puppet(daemon).attach(declare=("param", "large", 1 << 20))
     form([puppet])
@@ -1031,7 +1034,7 @@ def test_memory_over_what_is_free(zerod):
 
 
 def test_memory_over_the_address_space(zerod, build):
-    """The daemon's own limit is to blame, not the machine."""
+    """The text blames the daemon's own limit, not the machine."""
     if build.sanitize:
         pytest.skip("sanitizers need more address space than any limit leaves")
     daemon = zerod({"world": {"size": 1}}, prefix=["sh", "-c", 'ulimit -v 2000000; exec "$@"', "sh"])
@@ -1043,7 +1046,7 @@ def test_memory_over_the_address_space(zerod, build):
 
 
 def test_memory_over_the_cgroup(zerod):
-    """A memfd beyond a cgroup's limit is an OOM kill, not an error: it is asked first."""
+    """A memfd beyond a cgroup's limit causes an OOM kill instead of an error, so the daemon checks the limit before."""
     with memory_cgroup(64 << 20) as cgroup:
         daemon = zerod({"world": {"size": 1}})
         cgroup.take(daemon.pid)
@@ -1059,7 +1062,9 @@ def test_memory_over_the_cgroup(zerod):
     ("lr=nan", "lr"), ("lr=inf", "lr"), ("lr=-0.5", "lr"), ("lr=1e300", "lr"), ("norm=nan", "max_norm"),
     ("norm=-1", "max_norm"), ("norm=inf", "max_norm"), ("scale=nan", "loss_scale"), ("scale=-2", "loss_scale")])
 def test_wrong_arguments_of_a_step(scene, words, name):
-    """Refused by the library: nothing is sent, the weights are still there, and the step can be asked for again."""
+    """
+    The library refuses the arguments. Nothing is sent, the weights stay readable, and the step can be asked for again.
+    """
     s = scene()
     answer = s.guilty("step", words)
     assert answer.r == REFUSED and f"{name}" in answer.text and "expected" in answer.text, answer
@@ -1087,7 +1092,7 @@ def test_not_an_administrator(open_daemon):  # noqa: F811
 
 
 def test_draining(scene):
-    """No rank may come back, those who are there go on."""
+    """While the daemon drains, no rank may attach, and the attached ranks continue."""
     s = scene()
     s.guilty.ok("close")
     s.daemon.ctl("drain")
@@ -1126,7 +1131,7 @@ def test_ten_thousand_parameters(zerod):
 
 @pytest.mark.parametrize("elems", [0, 1])
 def test_parameters_of_nothing(zerod, elems):
-    """A whole model of parameters without elements, or with one each."""
+    """A model whose parameters have no element, or one each, works."""
     daemon = zerod()
     ranks = trainers(daemon, declare=("many", 5, f"elems={elems}"))
     steps(ranks, 3)
@@ -1134,7 +1139,7 @@ def test_parameters_of_nothing(zerod, elems):
 
 
 def test_names_of_odd_bytes(zerod):
-    """Any bytes are a name, and show as what they are."""
+    """Names may contain any bytes, and are shown exactly."""
     names = ["%00", "%00%00", "a%20b", "%0a%0d%09", "%ff%fe", "%22%5c", "%1b[31m", "\u00fc", "x" * 1024]
     daemon = zerod()
     ranks = [Puppet(daemon, r) for r in range(2)]
@@ -1173,7 +1178,9 @@ GOOD = "job: test\nlisten: {socket: SOCKET}\nworld: {size: 1}\n"
     ("several", GOOD.replace("1}", "0}") + "gradient_clipping: -1\nlimits: {clients: many}\n"),
 ])
 def test_configuration(build, tmp_path, name, text):
-    """zerod --check: every problem in one go, with its place, and exit status 78; the daemon does not start either."""
+    """
+    zerod --check reports every problem at once with its place, and exits with 78. The daemon does not start either.
+    """
     path = tmp_path / "zerod.yaml"
     path.write_text(text.replace("SOCKET", str(tmp_path / "s")))
     for more in (["--check"], []):
@@ -1184,7 +1191,7 @@ def test_configuration(build, tmp_path, name, text):
 
 
 def start(build, folder, socket_path, setpriv=()):
-    """Return: exit status and standard error of a daemon that must not start."""
+    """Starts a daemon that must fail. Return: its exit status and standard error."""
     path = Path(folder) / "other.yaml"
     path.write_text(GOOD.replace("SOCKET", str(socket_path)))
     path.chmod(0o644)
@@ -1214,7 +1221,7 @@ def test_stale_socket_file(zerod, build, tmp_path):
 
 
 def test_second_daemon(zerod, build):
-    """A second daemon names the first and exits; the first one does not notice."""
+    """A second daemon reports the first one and exits. The first one is not disturbed."""
     daemon = zerod()
     ranks = trainers(daemon)
     ranks[0].tell("steps 1")
@@ -1271,7 +1278,7 @@ def test_directory_not_writable(build):
 @pytest.mark.parametrize("number, formed, name", [
     (signal.SIGTERM, True, "e1305-not-kept"), (signal.SIGINT, True, "e1305-kept"), (signal.SIGINT, False, "e1305-forming")])
 def test_daemon_is_stopped(build, tmp_path, number, formed, name):
-    """All ranks are told, whether they wait in a call or compute, and the socket is removed."""
+    """All ranks get an error, whether they wait in a call or compute, and the socket is removed."""
     kind = Daemon if name == "e1305-not-kept" else KeptDaemon
     daemon = kind(build, tmp_path)
     try:
@@ -1289,7 +1296,7 @@ def test_daemon_is_stopped(build, tmp_path, number, formed, name):
         wait_for("the end", lambda: not daemon.running())
         assert answers[0].text.rstrip("\n") in daemon.log() and daemon.log().count("E130") == 1, daemon.log()
         assert "the next daemon goes on with it" not in daemon.log()
-        daemon.stop()  # exit status 0, and no socket
+        daemon.stop()  # exit status 0, and the socket is removed
     finally:
         daemon.kill()
 
@@ -1298,7 +1305,7 @@ def test_daemon_is_stopped(build, tmp_path, number, formed, name):
 
 
 def test_every_code_and_every_text():
-    """Each code that one node can produce has a text here or in test_evidence.py, and no text is left over."""
+    """Each code that one node can produce has a text here or in test_evidence.py, and each text is used."""
     names = [path.stem for path in GOLDEN.glob("*.txt")]
     codes = {name[1:5] for name in names if name[0] == "e"}
     # E1501 to E1503 need several nodes.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Another number of ranks for a job that is held in memory: nothing of its state changes."""
+"""Changes the number of ranks of a job that is in memory. Its state must not change."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from test_checkpoints import start  # noqa: F401
 from tiers import full
 
 N_STEPS = 10
-N_TURNS = 2 + N_STEPS + 2  # of the journal: formed, training, steps, windows
+N_TURNS = 2 + N_STEPS + 2  # turns of the journal: formed, training, steps, windows
 
 
 def config(world, stage=2, bucket=300, **more):
@@ -31,14 +31,14 @@ def train(daemon, world, n_steps, args=("--any-blob",)):
 
 
 def finals(found):
-    """Hashes of masters, moments and weights, of all ranks."""
+    """Return: the hashes of master weights, moments and weights of all ranks."""
     return {value for key, values in found.items() if key[0] == "final" for value in values}
 
 
 @pytest.mark.parametrize("stage, bucket, kept, state", [
     (1, 300, True, "fp32"), (2, 50000, False, "8 bits"), (3, 300, True, "24 bits"), (3, 1, False, "fp32")])
 def test_nothing_changes(start, tmp_path, stage, bucket, kept, state):
-    """2 -> 5 -> 64 -> 3 ranks: the same bits, and then the steps of a job that has loaded them from a checkpoint."""
+    """2, 5, 64 and 3 ranks have the same state, and then the steps of a job that loads it from a checkpoint."""
     folder = tmp_path / "checkpoints"
     settings = config(2, stage, bucket, checkpoint={"dir": str(folder), "load": "never"})
     daemon = start(merge(settings, kills.STATES[state]), KeptDaemon if kept else Daemon)
@@ -65,7 +65,7 @@ def test_nothing_changes(start, tmp_path, stage, bucket, kept, state):
 @pytest.mark.parametrize("point", ["repartitioned:kill", *(f"{turn}:kill@{N_TURNS + 1}" for turn in ("flip", "flipped"))])
 @pytest.mark.parametrize("stage", [2, *full(3)])
 def test_killed_meanwhile(start, point, stage):
-    """The job has the old or the new number of ranks, and all of its state."""
+    """A daemon that is killed during a resize has the old or the new number of ranks, and all of its state."""
     daemon = start(config(2, stage), KeptDaemon, plan=[point, None])
     before = finals(train(daemon, 2, N_STEPS))
     assert daemon.ctl("resize", 3, check=False).returncode != 0
@@ -77,7 +77,7 @@ def test_killed_meanwhile(start, point, stage):
     assert status["world_size"] == (3 if point.startswith("flipped") else 2)
     daemon.ctl("resize", 3)
     assert finals(train(daemon, 3, N_STEPS)) == before
-    daemon.signal(signal.SIGKILL)  # what a run has become outlives the daemon, whatever the configuration says
+    daemon.signal(signal.SIGKILL)  # a kept run outlives the daemon, whatever the configuration is
     daemon.popen.wait()
     daemon.start_again()
     wait_for("the daemon listens", daemon.listens)
@@ -89,7 +89,7 @@ def test_killed_meanwhile(start, point, stage):
 
 
 def test_an_open_step_is_begun_again(start):
-    """Ranks died in the midst of a step: the new ranks make it."""
+    """Ranks died during a step. The new ranks repeat it."""
     daemon = start(config(3))
     ranks = kills.start(daemon, [["Push.sent:kill@200"]] * 3, ["--any-blob"], N_STEPS)
     for rank in ranks:
@@ -103,7 +103,7 @@ def test_an_open_step_is_begun_again(start):
 
 
 def test_before_there_is_a_state(start):
-    """A number of ranks that nothing holds would be lost with the daemon."""
+    """Without a state a resize is refused, because the daemon could not keep the new number of ranks."""
     daemon = start(config(2))
     refused = daemon.ctl("resize", 3, check=False)
     assert (refused.returncode, refused.stderr) == (
@@ -129,7 +129,7 @@ def test_what_was_said_of_other_ranks(start):
 
 
 def test_other_nodes_are_another_configuration(start, tmp_path):
-    """The text names what differs."""
+    """A kept run for other nodes is refused with a text that names the difference."""
     daemon = start(config(2), KeptDaemon)
     train(daemon, 2, 2)
     daemon.signal(signal.SIGKILL)
@@ -187,7 +187,7 @@ def test_not_more_than_there_is_memory_for(start):
 
 
 def test_a_checkpoint_comes_first(start, tmp_path):
-    """zerodctl waits for it, and says so."""
+    """zerodctl waits for a running save, and reports that."""
     daemon = start(config(2, checkpoint={"dir": str(tmp_path / "c"), "load": "never"}),
                    env={"ZEROD_FAILPOINT": "disk.write:sleep:300@*"})
     before = finals(train(daemon, 2, N_STEPS))
@@ -211,7 +211,7 @@ def test_not_on_gpus(start, monkeypatch, device):
 
 
 def test_zerodrun_does_it(build, tmp_path):
-    """zerodrun -n 3 with the run id of a daemon that was started for two ranks."""
+    """zerodrun -n 3, with the run id of a daemon for two ranks, resizes the run."""
     config_path, socket = tmp_path / "zerod.yaml", tmp_path / "zerod.sock"
     config_path.write_text(f"job: test\nlisten: {{socket: {socket}}}\nworld: {{size: 2}}\n"
                            "zero_optimization: {stage: 2, reduce_bucket_size: 300}\n")

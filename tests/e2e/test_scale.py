@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/scale.md has the tables that bench/scale.py prints, and its formulas are what real engines move."""
+"""docs/scale.md has the tables of bench/scale.py, and its formulas give the bytes that real engines transfer."""
 
 import subprocess
 import sys
@@ -70,21 +70,21 @@ def program(build, tmp_path_factory):
     return build.compile(PROGRAM, tmp_path_factory.mktemp("scale") / "program")
 
 
-# In stage 3 the pool has room for all, so weights travel once in a step. Ranks of one node share what they gather at one
-# time, which is not certain to happen: there is one rank on each.
+# In stage 3 the pool has room for everything, so weights are transferred once in a step. Two ranks of a node share a
+# gather only if it happens at the same time, which is not certain, so each node has one rank.
 @pytest.mark.threads
 @pytest.mark.parametrize("ranks, stage", [((1, 1), 1), ((1, 1), 2), ((1, 1), 3), ((2, 2), 1), ((2, 2), 2),
                                           ((1, 1, 1, 1), 1), ((1, 1, 1, 1), 2), ((1, 1, 1, 1), 3)])
 def test_volume(zerod, program, tmp_path, ranks, stage):
-    """To the byte, what engines say that they have moved in a run is what the formulas say."""
+    """The bytes that engines report for a run are exactly those of the formulas."""
     params, n_steps, micro_batches, n = 64 * 4 * 100, 3, 2, len(ranks)
     nodes = Nodes(zerod, tmp_path, ranks, {"zero_optimization": {"stage": stage, "reduce_bucket_size": 10**6},
                                            "optimizer": {"params": {"lr": 1e-3}}})
     processes = [nodes.spawn(program, params, n_steps, micro_batches, stage, rank=r) for r in range(sum(ranks))]
     nodes.wait(processes, 60 * nodes.daemons[0].patience)
     trained = n_steps * scale.step_bytes(params, n, 4, micro_batches)
-    room = 63 * 64  # of the bucket, for other numbers of ranks
-    initial = 4 * params / n if stage == 3 else 4 * (params + room)  # to each other node: what it owns, or all
+    room = 63 * 64  # room in the bucket for other numbers of ranks
+    initial = 4 * params / n if stage == 3 else 4 * (params + room)  # to each other node: its own part, or everything
     for i, daemon in enumerate(nodes.daemons):
         seen = daemon.status()["nodes"]
         assert seen["sent_bytes"] == trained + (initial * (n - 1) if i == 0 else 0)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Optimizer state that is read from one daemon and written into another: a run that is moved so goes on with the bits of
-one that was not. What is not committed leaves no trace, whatever ends it.
+Optimizer state is read from one daemon and written into another. The moved run continues with the bits of an unmoved
+one. Uncommitted writes leave no trace, whatever ends them.
 """
 
 import errno
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.quick, pytest.mark.threads]
 
 BEFORE, AFTER = 3, 3
 EMPTY, BIG = 5, 7  # of tests/programs/puppet-model.h
-OPTIMIZERS = {  # the configuration, and which states it keeps: digits, enum zerod_state
+OPTIMIZERS = {  # the configuration, and its states as digits, enum zerod_state
     "AdamW": ({}, "0124"),
     "Adam-L2": ({"type": "Adam", "params": {"lr": 1e-2, "weight_decay": 0.1, "adam_w_mode": False}}, "0124"),
     "SGD": ({"type": "SGD", "params": {"lr": 1e-2, "momentum": 0.9, "dampening": 0.3, "betas": None}}, "014"),
@@ -33,7 +33,7 @@ def configure(world=2, stage=1, optimizer="AdamW", bucket=2000, **more):
 
 
 def load(ranks, path, kinds):
-    """All ranks run the same code, rank 0's values count: the others' are of something else."""
+    """All ranks execute the same calls. Only rank 0's values count; the other ranks write other values."""
     all_do(ranks, "window")
     ranks[0].tell("load", path, f"kinds={kinds}")
     for p in ranks[1:]:
@@ -44,7 +44,7 @@ def load(ranks, path, kinds):
 
 @pytest.fixture
 def saved(zerod, tmp_path):
-    """saved(config, optimizer) -> file, digest of the state in it, digest AFTER steps later."""
+    """saved(config, optimizer) -> a file with the state, the state's digest, and the digest AFTER steps later."""
 
     def run(config, optimizer="AdamW"):
         kinds = OPTIMIZERS[optimizer][1]
@@ -64,13 +64,15 @@ def saved(zerod, tmp_path):
 
 @pytest.mark.parametrize("optimizer, stages", each_once(tuple(OPTIMIZERS), ((1, 2), (2, 3), (3, 1))))
 def test_moved(zerod, saved, optimizer, stages):
-    """Into another stage, and other buckets: the same bits at once, and after further steps."""
+    """
+    The state is moved into another stage and other buckets. The bits are the same at once, and after further steps.
+    """
     before, after = stages
     kinds = OPTIMIZERS[optimizer][1]
     path, then, final = saved(configure(stage=before, optimizer=optimizer), optimizer)
     weights = "private" if after == 2 else "shared"
     ranks = trainers(zerod(configure(stage=after, optimizer=optimizer, bucket=700, weights=weights)))
-    all_do(ranks, "gather", BIG)  # what is gathered is shown anew
+    all_do(ranks, "gather", BIG)  # gathered parameters show the new weights
     assert state(ranks, kinds) != then
     load(ranks, path, kinds)
     all_do(ranks, "release", BIG)
@@ -82,7 +84,7 @@ def test_moved(zerod, saved, optimizer, stages):
 
 @pytest.mark.parametrize("world", [1, 3])
 def test_other_world(zerod, saved, world):
-    """More or fewer ranks: the same state; later bits are those of that many ranks, in any stage."""
+    """The state is moved to more or fewer ranks. Later bits are those of that number of ranks, in any stage."""
     path, then, _ = saved(configure(stage=2))
     finals = set()
     for stage in (1, 2, 3):
@@ -95,7 +97,7 @@ def test_other_world(zerod, saved, world):
 
 
 def test_moved_by_halves(zerod, saved):
-    """A window for each part of it."""
+    """The state may be moved in parts, with a window for each."""
     path, then, final = saved(configure(stage=1))
     ranks = trainers(zerod(configure(stage=3)))
     load(ranks, path, "0124")
@@ -114,7 +116,7 @@ def test_moved_by_halves(zerod, saved):
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_what_is_not_written_stays(zerod, stage):
-    """One moment, one count; and a master beside weights that are written through the window."""
+    """Unwritten state stays unchanged. Written are one moment, one count, and a master weight beside weights."""
     ranks = trainers(zerod(configure(stage=stage)))
     steps(ranks, 2)
     before = {(i, kind): ranks[1].ok("read", i, kind).value for i in (0, 1, 3, BIG) for kind in (0, 1, 2, 4)}
@@ -122,7 +124,7 @@ def test_what_is_not_written_stays(zerod, stage):
     ranks[0].ok("put", BIG, 1, 0.125)
     ranks[0].ok("put", BIG, 4, 9)
     ranks[0].ok("write", 3, 5.0)  # bf16
-    ranks[0].ok("put", 3, 0, 1.001)  # rounds to 1: the master wins, in its own precision
+    ranks[0].ok("put", 3, 0, 1.001)  # rounds to 1; the master weight wins, in its own precision
     ranks[0].ok("write", 1, 4.0)
     assert ranks[0].ok("read", BIG, 4).value == 2, "not committed yet"
     assert [a.r for a in all_do(ranks, "commit")] == [0, 0]
@@ -160,7 +162,7 @@ def test_forgotten(zerod, saved, stage, how):
     else:
         ranks[0].ok("abort because")
         assert ranks[1].answer().r == 3
-    assert is_unchanged(daemon, before, journal=how == "abort")  # an ended window is counted there
+    assert is_unchanged(daemon, before, journal=how == "abort")  # the journal counts an ended window
     assert state(ranks, "0124") == digest
     steps(ranks, AFTER)
     assert state(ranks, "0124") == final
@@ -169,7 +171,7 @@ def test_forgotten(zerod, saved, stage, how):
 @pytest.mark.parametrize("where, stage", each_once(
     ("WriteState.send", "WriteState.wait", "WriteState.answered", "state-mapped"), (1, 3)))
 def test_killed_in_the_middle(zerod, saved, stage, where):
-    """Rank 0 dies with half of it written; its successor does all of it again."""
+    """Rank 0 dies after it has written half of the state. Its successor writes all of it again."""
     path, then, final = saved(configure(stage=2))
     daemon = zerod(configure(stage=stage))
     ranks = [Puppet(daemon, 0, env={"ZEROD_FAILPOINT": f"{where}:kill@8"}).attach(), Puppet(daemon, 1).attach()]
@@ -197,7 +199,7 @@ def test_killed_in_the_middle(zerod, saved, stage, where):
 
 
 def test_successor_writes_nothing(zerod, saved):
-    """The predecessor's writes are dropped, and not committed with the successor's."""
+    """The predecessor's writes are dropped, not committed with the successor's window."""
     path, _, _ = saved(configure())
     daemon = zerod(configure(stage=2))
     ranks = trainers(daemon)
@@ -218,7 +220,7 @@ def test_successor_writes_nothing(zerod, saved):
 
 @pytest.mark.parametrize("stage", [1, 3])
 def test_ranks_die_while_it_is_committed(zerod, saved, stage):
-    """All have asked for the end: it is rolled forward without them."""
+    """Ranks die after all have asked for the window's end. The daemon completes the commit without them."""
     path, then, _ = saved(configure())
     daemon = zerod(configure(stage=stage), env={"ZEROD_FAILPOINT": "rewrite:stop@3"})
     ranks = trainers(daemon)
@@ -238,7 +240,9 @@ def test_ranks_die_while_it_is_committed(zerod, saved, stage):
 
 
 def test_no_pages(zerod, saved):
-    """The kernel gives none: refused, and not committed by mistake; asked for again it is written."""
+    """
+    The kernel has no pages for a write. The write is refused and not committed by mistake; the next attempt succeeds.
+    """
     path, then, _ = saved(configure())
     daemon = zerod(configure(stage=2), env={"ZEROD_FAILPOINT": "writing:error@8"})
     ranks = trainers(daemon)
@@ -261,7 +265,7 @@ def test_no_pages(zerod, saved):
 
 
 def test_wrong_arguments(zerod):
-    """Refused by libzerod, on every rank alike; nothing sticks."""
+    """libzerod refuses wrong arguments equally on every rank, and the refusal does not persist."""
     ranks = trainers(zerod(configure()))
     all_do(ranks, "window")
     for p in ranks:
@@ -276,7 +280,7 @@ def test_wrong_arguments(zerod):
 
 
 def test_counts_are_read(zerod):
-    """A pushed parameter has a count of steps; a frozen one has none."""
+    """A pushed parameter has a step count; a frozen one has none."""
     ranks = trainers(zerod(configure()))
     steps(ranks, 2)
     for p in ranks:
@@ -286,7 +290,7 @@ def test_counts_are_read(zerod):
     for p in ranks:
         p.tell("step")
     for p in ranks:
-        if p.answer().r == REFUSED:  # others are missing: they said so
+        if p.answer().r == REFUSED:  # missing gradients of other parameters; the rank has reported them
             p.ok("clear")
             p.tell("step")
             p.answer()
@@ -297,7 +301,7 @@ def test_counts_are_read(zerod):
 
 @pytest.mark.parametrize("stage", [1, 3])
 def test_a_rank_leaves_while_another_still_reads(zerod, stage):
-    """client.h: state, and in stage 3 weights, need no other rank. A write window does (on_leave: stop)."""
+    """client.h: reading state, and weights in stage 3, needs no other rank. A write window does (on_leave: stop)."""
     daemon = zerod(configure(stage=stage))
     ranks = trainers(daemon)
     steps(ranks, BEFORE)

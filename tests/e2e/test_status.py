@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""zerod_status(): what zerodctl prints, asked by a trainer in C over a connection of its own."""
+"""zerod_status(): the output of zerodctl, requested by a trainer in C over a separate connection."""
 
 import json
 import os
@@ -70,7 +70,7 @@ int main(void)
 
 @pytest.fixture
 def asks(zerod, build, tmp_path):
-    """A job of one rank, which asks; asks.say(timeout_ms) has it ask again."""
+    """A job of one rank that asks for the status. asks.say(timeout_ms) makes it ask again."""
     job = zerod({"world": {"size": 1}})
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
@@ -97,7 +97,7 @@ def test_the_answer_is_zerodctls(asks):
         validator("status").validate(answer)
     assert [a["formed"] for a in answers] == [False, True, True]
     assert [a["step"] for a in answers] == [0, 0, 1] and said[4] == "step 2"
-    assert answers[1]["n_attached"] == 1 and answers[1]["counters"]["n_pushes_admitted"] in (0, 1)  # it is on its way
+    assert answers[1]["n_attached"] == 1 and answers[1]["counters"]["n_pushes_admitted"] in (0, 1)  # perhaps on its way
     for key, value in asks.status().items():
         if key not in ("uptime_ns", "step", "n_applied", "steps_per_s", "last_step_ns", "time", "counters", "overlap", "grad_norm", "memory"):
             assert answers[2][key] == value, key
@@ -106,7 +106,9 @@ def test_the_answer_is_zerodctls(asks):
 
 
 def test_a_daemon_that_does_not_answer(asks):
-    """The question fails in time, and the rank trains on once the daemon goes on."""
+    """
+    If the daemon does not answer, the question fails after its timeout. The rank trains on when the daemon continues.
+    """
     lines(asks, 3)
     asks.signal(signal.SIGSTOP)
     asks.say(300)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A terminal for programs that fill it: tmux, with a server of its own, which no user's configuration reaches."""
+"""A terminal for full-screen programs: tmux, with its own server and without any user's configuration."""
 
 import shutil
 import subprocess
@@ -15,7 +15,7 @@ PATIENCE = 60
 
 class Tmux:
     """
-    A shell in a folder and a terminal of that size. It runs what is typed; text() is what the terminal shows.
+    A shell in a folder, in a terminal of that size. type() enters a command, text() returns the terminal's contents.
 
         terminal = Tmux(tmp_path, 80, 24)
         terminal.type("zerodctl top")
@@ -26,10 +26,10 @@ class Tmux:
     def __init__(self, folder, width, height, env=None):
         if not shutil.which("tmux"):
             pytest.fail("there is no tmux: scripts/test installs it")
-        self.folder = tempfile.TemporaryDirectory(prefix="tmux-")  # the path of a socket is short
+        self.folder = tempfile.TemporaryDirectory(prefix="tmux-")  # a socket's path must be short
         self.socket = f"{self.folder.name}/tmux"
         env = environment({"LC_ALL": "C.UTF-8", "PS1": "$ ", "HOME": folder} | (env or {}))
-        # -u: tmux itself shows UTF-8, whatever the locale of the program in it.
+        # -u: tmux uses UTF-8, whatever the program's locale is.
         subprocess.run(["tmux", "-u", "-S", self.socket, "-f", "/dev/null", "new-session", "-d", "-c", folder,
                         "-x", str(width), "-y", str(height), "sh"], env={k: v for k, v in env.items() if k != "TMUX"}, check=True)
         weakref.finalize(self, subprocess.run, ["tmux", "-S", self.socket, "kill-server"], capture_output=True)
@@ -38,7 +38,7 @@ class Tmux:
         return subprocess.run(["tmux", "-S", self.socket, *map(str, args)], capture_output=True, text=True, check=True).stdout
 
     def ask(self, variable):
-        """The value of a variable of tmux: alternate_on, cursor_flag, ..."""
+        """Return: the value of a tmux variable: alternate_on, cursor_flag, ..."""
         return self.tmux("display-message", "-p", f"#{{{variable}}}").strip()
 
     def type(self, text):
@@ -58,7 +58,7 @@ class Tmux:
         return self.text().splitlines()
 
     def wait_for(self, what, timeout=PATIENCE):
-        """what: a text that the terminal is to show, or a function of what it shows. Returns what it then shows."""
+        """Waits for a text, or until the function `what` of the terminal's contents is true. Return: the contents."""
         is_there = what if callable(what) else lambda text: what in text
         deadline = time.monotonic() + timeout
         while not is_there(text := self.text()):

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that zerod-engine-nccl finds its libraries by itself: it starts in an empty environment, has the CUDA runtime
-inside, and looks for NCCL in the folder that it was built with.
+"""Checks that zerod-engine-nccl finds its libraries by itself. It starts in an empty environment, contains the CUDA
+runtime, and looks for NCCL in the folder that was given at build time.
 
     engine_links.py ENGINE FOLDER_OF_LIBNCCL
 
-An empty folder: NCCL is the system's, and the engine names no folder. No GPU and no driver are needed.
+If the folder is empty, NCCL is the system's, and the engine names no folder. The check needs no GPU and no driver.
 """
 
 import re
@@ -21,7 +21,7 @@ def main(engine, nccl_folder):
     assert "libnccl.so.2" in needed
     assert not [name for name in needed if name.startswith(("libcuda.", "libcudart."))]
     assert folders == ([nccl_folder] if nccl_folder else [])
-    # The loader itself would have said 127.
+    # A loader error would have exit status 127.
     assert (started.returncode, started.stderr) == (2, "zerod-engine-nccl is started by zerod, not by hand\n")
 
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The engine's writev(): what it sends as pages, what it copies, and what it returns, as gloo calls it. */
+/* The engine's writev(): which bytes it sends as pages, which it copies, and what it returns to gloo. */
 
 #include <errno.h>
 #include <fcntl.h>
@@ -23,7 +23,7 @@ enum { N_BYTES = 64 * 4096, FILL = 0x5a };
 
 struct fixture {
     struct segment segment;
-    int sockets[2]; /* from, to; neither waits */
+    int sockets[2]; /* from, to; both nonblocking */
 };
 
 static void begin(struct fixture *f)
@@ -59,7 +59,10 @@ static void expect_received(struct fixture *f, const void *expected, size_t n)
     assert_memory_equal(got, expected, n);
 }
 
-/* With a header and without, unaligned; what changes after the sending has changed for the receiver: pages travel. */
+/*
+ * Bytes of a segment are sent as pages, with and without a header, and unaligned. So a later change of these bytes
+ * reaches the receiver.
+ */
 static void test_pages(void **state)
 {
     struct fixture f;
@@ -76,7 +79,7 @@ static void test_pages(void **state)
     end(&f);
 }
 
-/* Other memory, and that of a segment that was removed: a copy. */
+/* Other memory, and memory of a removed segment, is copied. */
 static void test_copies(void **state)
 {
     struct fixture f;
@@ -95,7 +98,7 @@ static void test_copies(void **state)
     end(&f);
 }
 
-/* A socket that takes no more: first what it took, then EAGAIN. Nothing is lost or sent twice. */
+/* When the socket is full, writev() returns what was sent, then EAGAIN. No byte is lost or sent twice. */
 static void test_full(void **state)
 {
     struct fixture f;
@@ -126,7 +129,7 @@ static void test_full(void **state)
     end(&f);
 }
 
-/* An error of the header is returned at once, an error of the bytes by the next call. */
+/* An error of the header is returned at once. An error of the bytes is returned by the next call. */
 static void test_errors(void **state)
 {
     struct fixture f;
@@ -144,7 +147,7 @@ static void test_errors(void **state)
     end(&f);
 }
 
-/* sendfile() refuses a file that is written at its end. */
+/* sendfile() refuses a file that is open for appending. */
 static void test_refused(void **state)
 {
     _cleanup_close_ int file = memfd_create("to", MFD_CLOEXEC);
@@ -159,7 +162,7 @@ static void test_refused(void **state)
     end(&f);
 }
 
-/* An address belongs to the segment that it lies in, not to that before or behind it. */
+/* An address belongs to the segment that contains it, not to its neighbours. */
 static void test_several(void **state)
 {
     struct fixture f[2];

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Orthogonalising on devices, over the stand-ins of CUDA and cuBLAS, against kernels/muon.c. Each body runs in a
- * process of its own. LD_LIBRARY_PATH leads to the stand-in of cuBLAS.
+ * Orthogonalising on devices, with simulated CUDA and cuBLAS, is compared with kernels/muon.c. Each body runs in a
+ * process of its own. LD_LIBRARY_PATH names the folder of the simulated cuBLAS.
  */
 
 #include <math.h>
@@ -84,7 +84,7 @@ static float *new_values(struct muon_shape shape, float scale)
     return matrix;
 }
 
-/* Return: the result of kernels/muon.c; the caller's. */
+/* Return: the result of kernels/muon.c, which the caller frees. */
 static float *new_expected(struct muon_shape shape, const float *matrix, const struct hyper *hyper)
 {
     const size_t n = shape.rows * shape.cols;
@@ -101,7 +101,7 @@ static float *new_expected(struct muon_shape shape, const float *matrix, const s
     return expected;
 }
 
-/* The device's result is in `got`. */
+/* Orthogonalises the matrix on the device. Writes the result to got. */
 static void orthogonalize_on(struct device *device, struct muon_shape shape, const float *matrix,
                              const struct hyper *hyper, float *got)
 {
@@ -123,7 +123,7 @@ static void orthogonalize_on(struct device *device, struct muon_shape shape, con
     free(after);
 }
 
-/* Equal bits on all devices, in each run, in both orders of blocks. */
+/* Asserts that results have equal bits on all devices, in each run, and in both orders of blocks. */
 static void check_shape(struct device *devices, struct muon_shape shape, float scale, const struct hyper *hyper)
 {
     const size_t n = shape.rows * shape.cols;
@@ -157,7 +157,7 @@ static void all_shapes(void *unused)
 
     (void)unused;
     for (size_t i = 0; i < ARRAY_SIZE(shapes); i++) {
-        for (unsigned scale = 0; scale < 3; scale++) /* the norm of the last one is below eps */
+        for (unsigned scale = 0; scale < 3; scale++) /* the last scale makes the norm smaller than eps */
             check_shape(devices, shapes[i], (float[]){1, 1e-6f, 1e-20f}[scale], &usual);
         check_shape(devices, shapes[i], 0, &usual);
     }
@@ -169,7 +169,7 @@ static void all_shapes(void *unused)
     check_shape(devices, (struct muon_shape){5, 30}, 1, &hyper);
 }
 
-/* The largest one takes the longest, with a product every few milliseconds. */
+/* The largest shape has a product every few milliseconds, and takes the longest. */
 static void largest_shape(void *unused)
 {
     struct device devices[N_DEVICES] = {open_device(0), open_device(1)};
@@ -186,7 +186,7 @@ static void test_results(void **state)
     child_passes("seed=7,delay-us=500", largest_shape, NULL);
 }
 
-/* Calls after the setup never wait. */
+/* After the setup no call waits, so the test polls. */
 static void nothing_waits(void *unused)
 {
     const struct muon_shape shape = {20, 30};
@@ -264,7 +264,7 @@ static void refused_warming(void *sentence)
     CHECK(strcmp(why, sentence) == 0);
 }
 
-/* The bodies make one copy before those of an orthogonalisation. */
+/* Each body makes one copy before those of orthogonalize(). */
 static void test_errors(void **state)
 {
 #define FAILED "the function failed to launch on the GPU (status 13)"
@@ -309,7 +309,7 @@ static void test_errors(void **state)
 
 /* ---- loading -------------------------------------------------------------------------------------------- */
 
-/* Runs this program anew, which loads cuBLAS from the folder. line: the output. */
+/* Starts this program again, which loads cuBLAS from the folder. Sets line to its output. */
 static void load_from(const char *folder, char *line, size_t size)
 {
     int fds[2], status;
@@ -370,7 +370,7 @@ static void test_loading(void **state)
 
     put_library(folder, "libcublas.so.12", NULL);
     load_from(folder, line, sizeof(line));
-    if (strcmp(line, "loaded\n") != 0) { /* a machine may have cuBLAS */
+    if (strcmp(line, "loaded\n") != 0) { /* the machine may have a real cuBLAS */
         snprintf(expected, sizeof(expected), "%slibcublas.so.13 is another library\n", needs);
         assert_string_equal(line, expected);
     }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* A GPU, used through the CUDA driver alone. */
+/* A GPU for the example, used only through the CUDA driver. */
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -120,7 +120,10 @@ int gpu_put(struct gpu *gpu, void *to, const void *from, size_t n_bytes)
 
     if (r == 0)
         r = tell("cuMemcpyHtoD", gpu->put((address)(uintptr_t)to, from, n_bytes));
-    /* From memory that is not registered it returns before the bytes are there, and our stream does not wait for that. */
+    /*
+     * cuMemcpyHtoD() from unregistered memory returns before the GPU has the bytes. The default stream holds that copy,
+     * and our stream does not wait for the default stream.
+     */
     return r == 0 ? tell("cuStreamSynchronize", gpu->wait(NULL)) : r;
 }
 

@@ -2,27 +2,28 @@
 #pragma once
 
 /*
- * A GPU for a model that computes on the host: memory, copies that wait, and one stream, by the CUDA driver alone,
- * which is opened at run time (libcuda.so.1, or what ZEROD_LIBCUDA names). A real trainer has a framework for this.
+ * A GPU for a model that computes on the host: device memory, blocking copies and one stream. It uses only the CUDA
+ * driver, which it opens at run time (libcuda.so.1, or the library that ZEROD_LIBCUDA names). A real trainer has a
+ * framework for this.
  *
- * Failures are told on standard error in a sentence. Device memory is written as void *, and the host must not follow
- * it. One thread.
+ * Failures are reported in a sentence on standard error. Device memory has the type void *, and the host must not
+ * dereference it. Call all functions from one thread.
  */
 
 #include <stddef.h>
 
 struct gpu;
 
-/* Makes the GPU the calling thread's. Return: 0 or -errno; *out is for gpu_close() in any case. */
+/* Binds the calling thread to the GPU. Return: 0 or -errno. Pass *out to gpu_close() in both cases. */
 int gpu_open(struct gpu **out, int device);
-void gpu_close(struct gpu *gpu); /* NULL is fine; frees what gpu_alloc() gave */
+void gpu_close(struct gpu *gpu); /* NULL is allowed; frees all memory of gpu_alloc() */
 
-/* Return: NULL on failure. At most 16 of them. */
+/* Return: NULL on failure. One GPU has at most 16 such allocations. */
 void *gpu_alloc(struct gpu *gpu, size_t n_bytes);
 
-/* To and from the GPU; what was put on the stream before has ended then. */
+/* Copies to and from the GPU, after all earlier work on the stream has ended. Return: 0 or -errno. */
 int gpu_put(struct gpu *gpu, void *to, const void *from, size_t n_bytes);
 int gpu_get(struct gpu *gpu, void *to, const void *from, size_t n_bytes);
 
-/* A CUstream. */
+/* Return: a CUstream. */
 void *gpu_stream(const struct gpu *gpu);

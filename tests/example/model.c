@@ -34,12 +34,12 @@ enum block_param {
 enum embed_param { TOKENS_WEIGHT, POSITIONS_WEIGHT, N_EMBED_PARAMS };
 enum head_param { NORM_WEIGHT, NORM_BIAS, HEAD_WEIGHT, N_HEAD_PARAMS };
 
-/* A layer norm's input is kept by its owner; these are the rest that its backward needs. */
+/* The results of a layer norm that its backward needs. The caller keeps the norm's input. */
 struct norm_acts {
     float *out, *mean, *rstd;
 };
 
-/* The activations that a block's forward keeps for its backward; N rows (one per character) unless noted. */
+/* The activations that a block's forward keeps for its backward. N is the number of rows, one per character. */
 struct block_acts {
     float *in; /* N x width: the residual stream before the block */
     struct norm_acts norm1;
@@ -70,7 +70,7 @@ struct model {
     float *probs; /* N x vocabulary */
     const uint8_t *tokens, *targets;
 
-    /* Scratch of the pass that is running. */
+    /* Scratch memory of the current forward or backward. */
     float *d_stream; /* N x width: gradient of the residual stream */
     float *d_narrow; /* N x width */
     float *d_wide;   /* N x 4 width */
@@ -79,12 +79,12 @@ struct model {
     float *d_logits; /* N x vocabulary */
 };
 
-/* One forward or backward: what is passed down. */
+/* The arguments of one forward or backward, for the functions that it calls. */
 struct pass {
     struct model *m;
-    const float *const *weights; /* of the segment, first parameter at 0 */
+    const float *const *weights; /* of the segment, from its first parameter on */
     const struct model_hooks *hooks;
-    unsigned first; /* parameter of the segment */
+    unsigned first; /* the segment's first parameter */
 };
 
 static void param_add(struct model *m, const char *prefix, const char *name, unsigned rows, unsigned cols)
@@ -160,7 +160,9 @@ static int model_describe(struct model *m)
     return 0;
 }
 
-/* With at == NULL only counts; so that one list says both how much and where. */
+/*
+ * Advances *n_taken. If at is NULL, it only counts, so that one list of calls serves for the size and for the places.
+ */
 static float *take(float *at, size_t *n_taken, size_t n_elems)
 {
     float *p = at ? at + *n_taken : NULL;
@@ -176,7 +178,7 @@ static void take_norm(struct norm_acts *n, float *at, size_t *n_taken, size_t ro
     n->rstd = take(at, n_taken, rows);
 }
 
-/* Return: elements needed. */
+/* Places all arrays in the memory at at. Return: the number of elements needed. */
 static size_t model_place(struct model *m, float *at)
 {
     const struct model_shape *s = &m->shape;
@@ -212,7 +214,7 @@ static size_t model_place(struct model *m, float *at)
     return n_taken;
 }
 
-/* The upper bounds are far above what a CPU trains, and keep all products within 64 bits. */
+/* The upper bounds are far above what a CPU trains, and they keep all products within 64 bits. */
 static bool shape_valid(const struct model_shape *s)
 {
     return s->n_layers > 0 && s->n_layers <= 1000 && s->n_heads > 0 && s->width > 0 && s->width <= 1 << 14 &&
@@ -307,8 +309,8 @@ unsigned model_segment_of(const struct model *m, unsigned param)
 }
 
 /*
- * Matrices: uniform with standard deviation 0.02, those that write into the residual stream less, so that its
- * variance does not grow with depth. Norms start as the identity, biases at zero.
+ * Matrices are uniform with standard deviation 0.02. Matrices that write into the residual stream have a smaller one,
+ * so that the stream's variance does not grow with depth. Norms start as the identity, biases at zero.
  */
 void model_init_weights(const struct model *m, uint64_t seed, unsigned i, float *out)
 {
@@ -346,8 +348,8 @@ static void linear_forward(const struct model *m, float *out, const float *in, c
 }
 
 /*
- * One head of one sequence. Query, key and value are columns of qkv; probs is seq_len x seq_len; mixed is
- * where this head's columns of the output begin.
+ * Attention for one head of one sequence. Query, key and value are columns of qkv; probs is seq_len x seq_len; mixed
+ * points to the first of this head's columns in the output.
  */
 static void head_forward(struct model *m, const float *qkv, float *probs, float *mixed)
 {
@@ -514,8 +516,8 @@ static void linear_backward_input(const struct pass *p, unsigned i, float *d_in,
 }
 
 /*
- * A layer norm whose parameters are i (weight) and i + 1 (bias): their gradients, and that of its input added
- * to d_stream.
+ * The backward of a layer norm with the parameters i (weight) and i + 1 (bias). Computes their gradients, and adds the
+ * input's gradient to d_stream.
  */
 static int norm_backward(const struct pass *p, unsigned i, const struct norm_acts *acts, const float *d_out,
                          const float *in)
@@ -536,7 +538,10 @@ static int norm_backward(const struct pass *p, unsigned i, const struct norm_act
     return grad_end(p, i);
 }
 
-/* As head_forward(); d_mixed is this head's columns of the output's gradient, d_qkv takes those of qkv. */
+/*
+ * The backward of head_forward(). d_mixed is the gradient of this head's columns of the output. Writes the gradients of
+ * query, key and value to d_qkv.
+ */
 static void head_backward(struct model *m, const float *qkv, const float *probs, const float *d_mixed, float *d_qkv)
 {
     unsigned n = m->shape.seq_len, w = m->shape.width, dim = m->head_dim;
@@ -565,7 +570,7 @@ static void attention_backward(struct model *m, const struct block_acts *acts, c
         }
 }
 
-/* d_stream holds the gradient of the block's output, then of mid. */
+/* On entry d_stream holds the gradient of the block's output, on return the gradient of mid. */
 static int mlp_backward(const struct pass *p, const struct block_acts *acts)
 {
     struct model *m = p->m;
@@ -590,7 +595,7 @@ static int mlp_backward(const struct pass *p, const struct block_acts *acts)
     return norm_backward(p, NORM2_WEIGHT, &acts->norm2, m->d_narrow, acts->mid);
 }
 
-/* d_stream holds the gradient of mid, then of the block's input. */
+/* On entry d_stream holds the gradient of mid, on return the gradient of the block's input. */
 static int block_backward(const struct pass *p, const struct block_acts *acts)
 {
     struct model *m = p->m;

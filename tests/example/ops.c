@@ -7,8 +7,10 @@
 #include <math.h>
 #include <string.h>
 
-/* Four floats in any vector register there is. Lanes are different elements of the result, never parts of one
- * sum, so the width changes nothing but the speed. */
+/*
+ * Four floats, which fit into a vector register of every machine. Each lane is another element of the result, never a
+ * part of one sum, so the width changes only the speed.
+ */
 typedef float vec __attribute__((vector_size(16), aligned(4), may_alias));
 
 #define VEC_WIDTH 4
@@ -16,8 +18,8 @@ typedef float vec __attribute__((vector_size(16), aligned(4), may_alias));
 #define LAYERNORM_EPS 1e-5f
 
 /*
- * A 4 x 8 tile of the product stays in registers while depth runs. gcc does not find this by itself from
- * loops over floats (4 instead of 13 GFLOP/s, measured with gcc 12), hence the vector type and the unrolling.
+ * A 4 x 8 tile of the product stays in registers while depth runs. gcc does not generate this from plain loops over
+ * floats (4 instead of 13 GFLOP/s, measured with gcc 12), hence the vector type and the unrolling.
  */
 static void matmul_tile(float *out, size_t out_row, const struct matmul *mm, unsigned i0, unsigned j0)
 {
@@ -53,7 +55,9 @@ static void matmul_tile(float *out, size_t out_row, const struct matmul *mm, uns
 
 void matmul(float *out, size_t out_row, const struct matmul *mm)
 {
-    /* Columns outside: a panel of b, depth x 8, stays in the first-level cache for all rows. */
+    /*
+     * The outer loop runs over columns, so that a panel of b (depth x 8) stays in the first-level cache for all rows.
+     */
     for (unsigned j = 0; j < mm->cols; j += MATMUL_COLS)
         for (unsigned i = 0; i < mm->rows; i += MATMUL_ROWS)
             matmul_tile(out, out_row, mm, i, j);
@@ -61,7 +65,7 @@ void matmul(float *out, size_t out_row, const struct matmul *mm)
 
 void transpose(float *out, struct mat in, unsigned rows, unsigned cols)
 {
-    /* In squares, so that neither side walks over a new cache line with each element. */
+    /* Works in squares, so that neither matrix needs a new cache line for each element. */
     for (unsigned i0 = 0; i0 < rows; i0 += 8)
         for (unsigned j0 = 0; j0 < cols; j0 += 8)
             for (unsigned i = i0; i < rows && i < i0 + 8; i++)

@@ -13,25 +13,25 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* A matrix somewhere in memory: element (i, j) is at[i * row + j * col]. */
+/* A matrix in memory: element (i, j) is at[i * row + j * col]. */
 struct mat {
     const float *at;
     size_t row;
     size_t col;
 };
 
-/* Rows of the product must be a multiple of the first, columns of the second. */
+/* The product's rows must be a multiple of MATMUL_ROWS, its columns a multiple of MATMUL_COLS. */
 #define MATMUL_ROWS 4
 #define MATMUL_COLS 8
 
 struct matmul {
     struct mat a;     /* rows x depth, any strides */
     struct mat b;     /* depth x cols, col must be 1 */
-    struct mat start; /* rows x cols, what the sums start from, col must be 1; at NULL: zeros; row 0: the same row */
+    struct mat start; /* rows x cols, initial sums, col must be 1; at is NULL: zeros; row is 0: the same row for all */
     unsigned rows, depth, cols;
 };
 
-/* out = start + a b; out has row stride out_row and may be what start points to. */
+/* out = start + a b. out has the row stride out_row and may be the memory of start. */
 void matmul(float *out, size_t out_row, const struct matmul *mm);
 
 /* out (cols x rows, dense) = transpose of in (rows x cols, col must be 1). */
@@ -47,7 +47,7 @@ void add_to(float *out, const float *in, size_t n_elems);
 void layernorm_forward(float *out, float *mean, float *rstd, const float *in, const float *weight, const float *bias,
                        unsigned rows, unsigned cols);
 
-/* The bias's gradient is sum_rows() of d_out. */
+/* The gradient of the bias is sum_rows() of d_out. */
 void layernorm_backward_weight(float *d_weight, const float *d_out, const float *in, const float *mean,
                                const float *rstd, unsigned rows, unsigned cols);
 
@@ -55,7 +55,7 @@ void layernorm_backward_weight(float *d_weight, const float *d_out, const float 
 void layernorm_backward_input(float *d_in, const float *d_out, const float *in, const float *weight, const float *mean,
                               const float *rstd, unsigned rows, unsigned cols);
 
-/* In place on n x n scores: row i becomes the softmax of its first i + 1 entries times scale, the rest 0. */
+/* In place on n x n scores: row i becomes the softmax of its first i + 1 entries times scale, then zeros. */
 void softmax_causal_forward(float *scores, float scale, unsigned n);
 
 /* In place: gradients of probabilities become gradients of scores. */

@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * Random numbers as a function of what they are for: no generator, no state, so
- * a restarted rank draws the same ones. splitmix64's mixing function.
+ * Random numbers without a generator or state: each number is a function of a key and an index, so that a restarted
+ * rank draws the same numbers. Uses the mixing function of splitmix64.
  */
 
 #include <stdint.h>

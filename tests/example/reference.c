@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The reference does the training of --world-size trainers and a zerod in one process and without either: it computes
- * and sums all ranks' gradients, and reference_step.c applies them. The weights that it dumps must equal the trainers'
- * byte for byte.
+ * Does the training of --world-size trainers and a zerod in one process, without trainers or zerod: it computes and
+ * sums the gradients of all ranks, and reference_step.c applies them. The weights that it dumps must equal the
+ * trainers' weights byte for byte.
  *
- * Each rank runs in a thread of its own, to save time. The threads share only the weights, which do not change
- * meanwhile.
+ * Each rank runs in its own thread, to save time. The threads share only the weights, which do not change while they
+ * run.
  */
 
 #include <errno.h>
@@ -54,7 +54,7 @@ struct reference {
     FILE *report;
 };
 
-/* Everything is at hand all the time. */
+/* The hooks enter and leave. They do nothing because all weights are always in memory. */
 static int on_segment(void *ctx, unsigned segment)
 {
     (void)ctx;
@@ -110,7 +110,7 @@ static void *rank_thread(void *arg)
     return NULL;
 }
 
-/* All ranks' gradients of one micro-batch. *loss is rank 0's. */
+/* Computes all ranks' gradients of one micro-batch. *loss is the loss of rank 0. */
 static int compute(struct reference *f, uint64_t step, unsigned micro_batch, double *loss)
 {
     pthread_t threads[MAX_RANKS];
@@ -224,7 +224,7 @@ static int params_prepare(struct reference *f)
     return 0;
 }
 
-/* One number a line: what the schedule of the daemon said in each step. */
+/* Reads the learning rates that the daemon's schedule gave, one number a line for each step. */
 static int rates_prepare(struct reference *f)
 {
     FILE *file;
@@ -306,7 +306,7 @@ static int run(struct reference *f)
     return r;
 }
 
-/* Return: 0 go on, 1 --help was given, -EINVAL. */
+/* Return: 0 to continue, 1 if --help was given, -EINVAL on a wrong option. */
 static int parse(struct reference *f, int argc, char **argv)
 {
     enum { HELP = 1, WORLD_SIZE, LOG_EVERY, LR_FILE };

@@ -11,9 +11,8 @@
 #define RUN 64
 
 /*
- * Shewchuk's growing expansion: each addition is split into its rounded sum and its exact error, errors are
- * kept. (J. R. Shewchuk, "Adaptive Precision Floating-Point Arithmetic", 1997; math.fsum of Python does the
- * same.)
+ * Shewchuk's growing expansion: each addition is split into its rounded sum and its exact error, and the errors are
+ * kept. (J. R. Shewchuk, "Adaptive Precision Floating-Point Arithmetic", 1997; math.fsum of Python does the same.)
  */
 void exact_sum_add(struct exact_sum *s, double x)
 {
@@ -51,7 +50,10 @@ double exact_sum_round(const struct exact_sum *s)
         if (low != 0)
             break;
     }
-    /* This may lie half way between two doubles; then the sign of what follows decides, not evenness. */
+    /*
+     * If the sum lies half way between two doubles, the sign of the next partial sum decides the rounding, not
+     * evenness.
+     */
     if (n > 0 && ((low < 0 && s->partials[n - 1] < 0) || (low > 0 && s->partials[n - 1] > 0))) {
         double twice = low * 2, moved = high + twice;
 
@@ -61,7 +63,7 @@ double exact_sum_round(const struct exact_sum *s)
     return high;
 }
 
-/* Ranks first to first + n - 1 of one element: left part + right part. */
+/* Sums one element over the ranks first to first + n - 1: left half of the tree + right half. */
 static float tree_sum(const float *const *grads, size_t e, unsigned first, unsigned n)
 {
     unsigned left = 1;
@@ -88,7 +90,7 @@ static double run_squares(const float *acc, size_t n)
     return ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]));
 }
 
-/* Norm of the mean gradient over all parameters, before clipping. */
+/* Return: the norm of the mean gradient over all parameters, before clipping. */
 static double norm_of(const struct reference_param *params, unsigned n_params, unsigned n_ranks)
 {
     struct exact_sum total = {0};

@@ -2,10 +2,9 @@
 #pragma once
 
 /*
- * An optimizer step in one process, in the plainest possible code: the sums, the
- * norm, the scale and AdamW of docs/numerics.md, written from that page alone
- * and sharing nothing with the daemon. What it computes must be bit-equal to what the
- * daemon computes from the same gradients.
+ * One optimizer step in one process, in the plainest possible code: the sums, the norm, the scale and AdamW of
+ * docs/numerics.md. It is written from that page alone and shares no code with the daemon. From the same gradients its
+ * results must be bit-equal to the daemon's.
  */
 
 #include <stdbool.h>
@@ -16,7 +15,7 @@
 struct reference_param {
     size_t n_elems;
     float *weight;
-    float *acc; /* of the step; to be cleared by the caller */
+    float *acc; /* gradient sum of the step; the caller clears it */
     float *exp_avg;
     float *exp_avg_sq;
 };
@@ -24,12 +23,12 @@ struct reference_param {
 struct reference_adamw {
     double lr, beta1, beta2, eps, weight_decay;
     double max_norm;
-    uint64_t t; /* applied steps, this one included */
+    uint64_t t; /* number of applied steps, including this one */
     unsigned n_ranks;
 };
 
-/* A sum of doubles without rounding: partial sums that do not overlap, smallest first. */
-#define EXACT_SUM_PARTIALS 48 /* 2,100 bits from largest to smallest double, 53 in each */
+/* A sum of doubles without rounding. It is kept as partial sums that do not overlap, the smallest first. */
+#define EXACT_SUM_PARTIALS 48 /* largest to smallest double: 2,100 bits, 53 in each */
 
 struct exact_sum {
     double partials[EXACT_SUM_PARTIALS];
@@ -38,12 +37,12 @@ struct exact_sum {
 
 void exact_sum_add(struct exact_sum *s, double x);
 
-/* Rounded to nearest even, once. */
+/* Return: the sum, rounded once to nearest even. */
 double exact_sum_round(const struct exact_sum *s);
 
-/* acc += the sum over ranks along the fixed tree; grads[r] has n_elems floats. */
+/* acc += the sum over all ranks, added in the order of the fixed tree. grads[r] has n_elems floats. */
 void reference_accumulate(float *acc, const float *const *grads, unsigned n_ranks, size_t n_elems);
 
-/* One AdamW step with everything. Return: false when the norm is not finite and the step was skipped. */
+/* One complete AdamW step. Return: false if the norm is not finite; the step is then skipped. */
 bool reference_step(const struct reference_param *params, unsigned n_params, const struct reference_adamw *a,
                     double *norm);

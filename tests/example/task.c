@@ -235,7 +235,7 @@ void report_number(FILE *f, const char *key, double value)
 {
     if (!f)
         return;
-    /* JSON has no word for a loss that has left the numbers. */
+    /* JSON has no infinity and no NaN. */
     if (isfinite(value))
         fprintf(f, ", \"%s\": %.17g", key, value);
     else

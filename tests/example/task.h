@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * The task: the options that the trainer and the single-process reference share, so that a test gives both the same
- * words. Also the two files that both can write: a report of JSON lines and the final weights.
+ * The task: the options that the trainer and the single-process reference share, so that a test can start both with the
+ * same options. Also the two files that both programs can write: a report of JSON lines and the final weights.
  */
 
 #include <getopt.h>
@@ -23,13 +23,13 @@ struct task {
     const char *dump_path;   /* NULL: no dump */
     const char *report_path; /* NULL: no report */
 
-    /* AdamW, in the words of docs/numerics.md. */
+    /* AdamW, named as in docs/numerics.md. */
     double lr, beta1, beta2, eps, weight_decay;
     double max_norm;
     bool lr_given, max_norm_given;
 };
 
-/* For getopt_long(); the program's own options use values below 1000. */
+/* Option values for getopt_long(). The program's own options use values below 1000. */
 enum task_option {
     TASK_STEPS = 1000,
     TASK_MICRO_BATCHES,
@@ -76,26 +76,26 @@ extern const char task_help[];
 
 void task_init(struct task *t);
 
-/* Takes one option. Return: 0, -EINVAL after a sentence on stderr, 1 not one of ours. */
+/* Handles one option. Return: 0, -EINVAL after a sentence on stderr, or 1 if the task has no such option. */
 int task_take(struct task *t, int option, const char *value);
 
-/* A whole number in [min, max]. Return: 0, -EINVAL after a sentence that names the option. */
+/* Parses a whole number in [min, max]. Return: 0, or -EINVAL after a sentence on stderr that names the option. */
 int task_parse_count(const char *option, const char *value, uint64_t min, uint64_t max, uint64_t *out);
 
-/* As model_new(), with a sentence on stderr for a shape that cannot be. */
+/* model_new(), with a sentence on stderr for an invalid shape. */
 int task_new_model(const struct task *t, struct model **out);
 
 /*
- * Writes weights (n_params arrays) one after the other as they lie in memory; enter and leave of hooks are
- * called around those of each segment. Return: 0, -errno after a sentence, what a hook returned.
+ * Writes the weights (n_params arrays), each as in memory, one array after the other. Calls the hooks enter and leave
+ * around the arrays of each segment. Return: 0, -errno after a sentence on stderr, or the result of a hook.
  */
 int task_dump(const struct task *t, const struct model *m, const float *const *weights,
               const struct model_hooks *hooks);
 
-/* A report is a stream of JSON objects, one a line; f may be NULL: nothing is written. */
+/* Writes a report, a stream of JSON objects, one a line. If f is NULL, nothing is written. */
 void report_string(FILE *f, const char *key, const char *text);
 void report_number(FILE *f, const char *key, double value);
 void report_count(FILE *f, const char *key, uint64_t value);
-/* Begins an object with its "event", and ends it. */
+/* report_begin() opens an object and writes its "event"; report_end() closes the object. */
 void report_begin(FILE *f, const char *event);
 void report_end(FILE *f);

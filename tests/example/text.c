@@ -20,7 +20,7 @@ static int by_bytes(const struct dirent **a, const struct dirent **b)
     return strcmp((*a)->d_name, (*b)->d_name);
 }
 
-/* Reads what is there to the end, however long it is. */
+/* Appends all bytes of the file. */
 static int text_append(struct text *t, int fd)
 {
     for (;;) {
@@ -45,7 +45,7 @@ static int text_append(struct text *t, int fd)
     }
 }
 
-/* Anything but a regular file adds nothing. */
+/* Appends a regular file. Other files add nothing. */
 static int text_append_file(struct text *t, int folder, const char *name)
 {
     struct stat st;

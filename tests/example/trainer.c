@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * One rank of a training whose optimizer lives in zerod: reads text, computes
- * losses and gradients (model.c), and leaves the rest to the daemon.
+ * One rank of a training whose optimizer is in zerod. It reads text, computes losses and gradients (model.c), and
+ * leaves the rest to the daemon.
  *
- * Read main() last. The story is in attach(), train(), train_step() and
- * train_micro_batch(), in this order; what the model asks for while it computes
- * is in the four hooks before them: its weights lie in zerod's memory and its gradients
- * are written straight into zerod's slots, so this process has no copy of either. With --device cuda both lie in
- * memory of a GPU; this model computes on the host all the same, so it needs copies then (struct on_gpu).
+ * Read main() last. Start with attach(), train(), train_step() and train_micro_batch(), in this order. The four hooks
+ * before them are what the model calls while it computes. The weights are in zerod's memory and the gradients are
+ * written straight into zerod's slots, so this process has no copy of either. With --device cuda weights and gradients
+ * are in memory of a GPU; because this model computes on the host, it then needs copies (struct on_gpu).
  *
- * A trainer may be killed at any time and started again with the same options:
- * zerod says where it stood, and batches depend on nothing else.
+ * A trainer may be killed at any time and started again with the same options. zerod reports the position to continue
+ * from, and a batch depends only on the position.
  */
 
 #include <errno.h>
@@ -29,27 +28,28 @@
 #include "tests/example/task.h"
 #include "tests/example/text.h"
 
-/* --provoke-duplicate: what one rank does wrong, once, to see what zerod says. */
+/* --provoke-duplicate: the error that one rank makes once, to see zerod's diagnostic. */
 struct provocation {
     bool armed;
     uint64_t step;
     const char *name;
     uint64_t rank;
     unsigned param;
-    float *kept; /* its gradient, to be pushed a second time */
+    float *kept; /* the parameter's gradient, to be pushed a second time */
 };
 
 /*
- * --device cuda. Gradients go there in two ways, as real trainers do it: every other parameter's into zerod's slot, the
- * others' into memory of the program's own, from where zerod copies them on the stream.
+ * --device cuda. Gradients reach zerod in two ways, as in real trainers. Those of every other parameter are written
+ * into zerod's slot. The remaining ones are written into the program's own device memory, and zerod copies them on the
+ * stream.
  */
 struct on_gpu {
     bool wanted;
     struct gpu *gpu;
-    float *host_weights, *host_grad; /* of all parameters; of the one that is being computed */
-    float *grads;                    /* on the GPU: of all parameters, also their initial weights */
-    float *duplicate;                /* on the GPU: of the provoked one */
-    size_t *offsets;                 /* where a parameter's elements begin */
+    float *host_weights, *host_grad; /* host_weights: all parameters; host_grad: the current one */
+    float *grads;                    /* on the GPU, all parameters; first their initial weights */
+    float *duplicate;                /* on the GPU, the gradient to be pushed twice */
+    size_t *offsets;                 /* first element of each parameter */
 };
 
 struct trainer {
@@ -63,18 +63,18 @@ struct trainer {
     struct model *model;
     struct text text;
     uint8_t *tokens, *targets;
-    const float **weights; /* where zerod shows them, by parameter */
-    unsigned *ids;         /* ids[i] = i: any run of it is a list for zerod_gather() */
-    float *slot;           /* where the gradient that is being computed goes */
+    const float **weights; /* zerod's memory, by parameter */
+    unsigned *ids;         /* ids[i] = i, so that any run of ids is a list for zerod_gather() */
+    float *slot;           /* memory for the gradient that is being computed */
     FILE *report;
 
     uint64_t n_forwards, n_backwards;
     double loss;          /* of the step so far */
-    bool holds_duplicate; /* the open micro-batch has the provoked one */
+    bool holds_duplicate; /* the duplicate was pushed in the open micro-batch */
 
-    double shown_loss; /* sum since the last line */
+    double shown_loss; /* sum since the last printed line */
     uint64_t n_shown;
-    double shown_at; /* seconds */
+    double shown_at; /* time of the last printed line in seconds */
 };
 
 static double now(void)
@@ -85,7 +85,7 @@ static double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Says what zerod said. */
+/* Prints and reports zerod's last error. */
 static void tell(struct trainer *t, const char *event)
 {
     const struct zerod_error *e = zerod_error(t->client);
@@ -104,7 +104,10 @@ static void tell(struct trainer *t, const char *event)
     report_end(t->report);
 }
 
-/* Stage 3: a segment's weights are there only between these two. In stages 1 and 2 they do nothing. */
+/*
+ * In stage 3 a segment's weights are in memory only between on_enter() and on_leave(). In stages 1 and 2 these hooks do
+ * nothing.
+ */
 static int on_enter(void *ctx, unsigned segment)
 {
     struct trainer *t = ctx;
@@ -121,7 +124,7 @@ static int on_leave(void *ctx, unsigned segment)
     return zerod_release(t->client, t->ids + s->first, s->n_params);
 }
 
-/* The gradient is computed right where zerod will read it. */
+/* Makes the model compute the gradient in the slot from which zerod reads it. */
 static int on_grad(void *ctx, unsigned param, float **out)
 {
     struct trainer *t = ctx;
@@ -142,7 +145,7 @@ static int push(struct trainer *t, unsigned param, const float *data)
 
     return zerod_push(t->client, &(struct zerod_push){
                                      .param = param,
-                                     .data = data, /* NULL: it is in the slot */
+                                     .data = data, /* NULL: the gradient is in the slot */
                                      .segment = s->name,
                                      .call = 1,
                                      .site = s->site,
@@ -162,7 +165,7 @@ static int push_to_gpu(struct trainer *t, unsigned param)
     return r ? r : push(t, param, in_slot ? NULL : to);
 }
 
-/* The gradient is final: zerod may add it while the rest of the backward runs. */
+/* Pushes the final gradient, so that zerod can add it while the rest of the backward runs. */
 static int on_grad_ready(void *ctx, unsigned param)
 {
     struct trainer *t = ctx;
@@ -179,7 +182,8 @@ static struct model_hooks hooks_of(struct trainer *t)
 }
 
 /*
- * Rank 0 gives the initial weights. zerod reads them until the job is formed; from then on it has weights of its own.
+ * Declares all parameters. Rank 0 provides the initial weights. zerod reads them until the job is formed, and then has
+ * its own weights.
  */
 static int declare(struct trainer *t, float *init)
 {
@@ -207,7 +211,7 @@ static int declare(struct trainer *t, float *init)
     return 0;
 }
 
-/* As declare(), with initial weights on the GPU. */
+/* declare(), with the initial weights on the GPU. */
 static int declare_on_gpu(struct trainer *t)
 {
     struct on_gpu *g = &t->on_gpu;
@@ -232,7 +236,7 @@ static int declare_on_gpu(struct trainer *t)
     return r;
 }
 
-/* Local rank n takes GPU n of those that are visible. */
+/* Local rank n uses the n-th visible GPU. */
 static int open_gpu(struct trainer *t)
 {
     const char *local_rank = getenv("LOCAL_RANK");
@@ -257,7 +261,7 @@ static int open_gpu(struct trainer *t)
     return zerod_set_stream(t->client, gpu_stream(g->gpu));
 }
 
-/* The model computes with a copy. */
+/* Copies all weights to the host, because the model computes there. */
 static int get_weights(struct trainer *t)
 {
     struct on_gpu *g = &t->on_gpu;
@@ -313,7 +317,7 @@ static int attach(struct trainer *t)
     return r == 0 ? get_weights(t) : r;
 }
 
-/* A second backward through the same forward, as far as it concerns one parameter. */
+/* Pushes one parameter a second time, as a second backward through the same forward does. */
 static int provoke(struct trainer *t)
 {
     int r;
@@ -330,8 +334,8 @@ static int provoke(struct trainer *t)
 }
 
 /*
- * Shows and clears the refusal that was provoked; any other refusal ends the training. The first gradient counts and
- * was complete, so the training can continue without loss.
+ * Ends the micro-batch. Prints and clears the provoked refusal; any other refusal ends the training. The first gradient
+ * counts and was complete, so the training continues without loss.
  */
 static int end_micro_batch(struct trainer *t, int r)
 {
@@ -451,7 +455,7 @@ static int train(struct trainer *t)
     size_t n_bytes;
     int r;
 
-    /* An earlier life of this rank may have left half a step: with each micro-batch it stored the loss. */
+    /* A predecessor of this process may have left the step unfinished. It stored the loss with each micro-batch. */
     r = zerod_user_state(t->client, &kept, &n_bytes);
     if (r)
         return r;
@@ -465,13 +469,13 @@ static int train(struct trainer *t)
             return 0;
         r = train_step(t, at);
         if (r == ZEROD_ABORTED)
-            tell(t, "aborted"); /* for all ranks; zerod_epoch() now says where to begin again */
+            tell(t, "aborted"); /* aborted for all ranks; zerod_epoch() now returns the position to restart from */
         else if (r)
             return r;
     }
 }
 
-/* Everything that does not need zerod. */
+/* Prepares everything that does not need zerod. */
 static int prepare(struct trainer *t)
 {
     const struct model_shape *shape = &t->task.shape;
@@ -501,7 +505,7 @@ static int prepare(struct trainer *t)
     return 0;
 }
 
-/* Finds the parameter of --provoke-duplicate; other ranks than the guilty one forget about it. */
+/* Finds the parameter of --provoke-duplicate. On ranks other than the guilty one it disarms the provocation. */
 static int prepare_provocation(struct trainer *t)
 {
     struct provocation *p = &t->provocation;
@@ -667,7 +671,7 @@ static int parse_one(struct trainer *t, int option, char *value)
     }
 }
 
-/* Return: 0 go on, 1 --help was given, -EINVAL. */
+/* Return: 0 to continue, 1 if --help was given, -EINVAL on a wrong option. */
 static int parse(struct trainer *t, int argc, char **argv)
 {
     static const struct option options[] = {
@@ -697,7 +701,7 @@ static int parse(struct trainer *t, int argc, char **argv)
         fprintf(stderr, "zerod-example: what is \"%s\"?\n", argv[optind]);
         return -EINVAL;
     }
-    /* The rank also chooses this process's batches, so it is needed here, and not only by zerod_connect(). */
+    /* This process chooses its batches by rank, so it needs the rank before zerod_connect() reads it. */
     if (t->options.rank < 0 && getenv("RANK"))
         return parse_rank(t, getenv("RANK"));
     if (t->options.rank >= 0)

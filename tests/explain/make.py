@@ -23,7 +23,7 @@ HERE = Path(__file__).resolve().parent
 
 
 class Scenario:
-    """A program of one rank, and what is set in its environment."""
+    """A rank's program, and the value of TORCH_DISTRIBUTED_DEBUG."""
 
     def __init__(self, run: Callable[[int], None], debug: str = "OFF") -> None:
         self.run = run
@@ -57,7 +57,7 @@ def checkpointed(layer, x):
 
 
 def make_model(forward, n: int = 3):
-    """A model of n layers; forward(model, x)."""
+    """Return: a model of n layers. forward(model, x) is its forward."""
     import torch
 
     class Model(torch.nn.Module):
@@ -93,7 +93,7 @@ def reentrant(_: int) -> None:
 
 
 def outside(_: int) -> None:
-    """The head is used, but not in forward."""
+    """The head is used outside of forward."""
 
     def forward(model, x):
         for layer in model.layers:
@@ -104,7 +104,7 @@ def outside(_: int) -> None:
 
 
 def two_losses(_: int) -> None:
-    """Two backwards over one forward; the first does not reach everything."""
+    """Two backwards over one forward. The first one does not reach all parameters."""
 
     def forward(model, x):
         for layer in model.layers:
@@ -128,7 +128,7 @@ def unused(_: int) -> None:
 
 
 def unused_elsewhere(_: int) -> None:
-    """An output of a type that DDP does not look into: it takes all parameters for unused."""
+    """forward returns a type that DDP cannot search for tensors, so DDP considers all parameters unused."""
 
     class Output:
         def __init__(self, hidden) -> None:
@@ -143,7 +143,7 @@ def unused_elsewhere(_: int) -> None:
 
 
 def dead_segment(_: int) -> None:
-    """The first checkpoint has no input that requires grad."""
+    """The input of the first checkpointed layer does not require grad."""
 
     def forward(model, x):
         x = checkpointed(model.layers[0], x.detach())
@@ -171,7 +171,7 @@ def static_more(_: int) -> None:
 
 
 def swallowed(rank: int, **ddp) -> None:
-    """On rank 1 an exception leaves the second backward half way, and the loop goes on."""
+    """On rank 1 an exception interrupts the second backward, and the loop continues."""
 
     def forward(model, x):
         for i, layer in enumerate(model.layers):
@@ -193,7 +193,7 @@ def swallowed(rank: int, **ddp) -> None:
 
 
 def many(_: int) -> None:
-    """More missing parameters than DDP names."""
+    """There are more missing parameters than DDP names."""
 
     def forward(model, x):
         return model.head(x)
@@ -202,7 +202,7 @@ def many(_: int) -> None:
 
 
 def trainer(_: int, reentrant_: bool = True) -> None:
-    """Hugging Face Trainer, peft, gradient checkpointing: the fault that most reports are about. Needs both packages."""
+    """Hugging Face's Trainer with peft and gradient checkpointing, the fault of most reports. Needs both packages."""
     import tempfile
 
     import peft

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Scenarios and what is expected of them.
+Scenarios and their expectations.
 
-A scenario is a program, a function of one argument (trial.Trial), that every rank runs as a process of its own:
+A scenario is a program, a function of one argument (trial.Trial). Every rank runs it in its own process:
 
     @scenario(expect=Expect(1001, "D1", params=("h.0.fc.weight",), rank=1, step=1, fix=("use_reentrant=False",)))
     def checkpoint_twice(t):
         ...
 
-It is run twice: faulty, where exactly that has to be said, and repaired as the text proposes, where nothing may be said
-and the parameters must be those of plain torch. Without an expectation it is a guard: there is only the second run.
-The status of each run may have only those findings that its scenario expects (Found). No run may have warnings of zerod's without a
-code, be they Python's on a rank's stderr or lines in the daemon's log, but the faulty one those of its scenario (remarks).
+The program runs twice. The faulty run must give exactly the expected diagnostic. The repaired run, changed as the
+diagnostic proposes, must give none, and its parameters must be those of plain torch. A scenario without an expectation
+is a guard and has only the second run. The status of a run may have only the findings that the scenario expects
+(Found). No run may have a warning of zerod without a code, neither Python's on a rank's stderr nor in the daemon's log.
+Exceptions for the faulty run are in the scenario's remarks.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from typing import Any
 
 import quiet
 
-# Laid under each policy. Stalls are looked for where a scenario is about them: on a machine under load they are true.
+# The base of each policy. Stall warnings are disabled, because a loaded machine really stalls. Scenarios about stalls
+# enable them.
 CONFIG: dict[str, Any] = quiet.CONFIG | {
     "job": "faults",
     "listen": {"mode": "0600"},
@@ -39,8 +41,8 @@ CONFIG: dict[str, Any] = quiet.CONFIG | {
     "diagnostics": {"stall_warning": "10min", "stall_timeout": "1h"},
 }
 
-ALL = -1  # Expect.rank: every rank says it, each of itself
-ANY = -2  # Expect.micro_batch, step: where a position belongs to no single micro-batch, it is not compared
+ALL = -1  # Expect.rank: every rank gets the fault and names itself
+ANY = -2  # Expect.micro_batch, step: not compared, because the fault belongs to no single micro-batch
 N_STEPS = 3
 
 
@@ -50,7 +52,7 @@ class Expect:
 
     code: int
     cause_class: str = ""
-    params: tuple[str, ...] = ()  # all of them; an exception shows five at most
+    params: tuple[str, ...] = ()  # all of them; an exception shows at most five
     rank: int | None = None
     step: int | None = None
     micro_batch: int | None = None
@@ -58,12 +60,12 @@ class Expect:
     says: tuple[str, ...] = ()  # parts of the text
     never_says: tuple[str, ...] = ()
     exception: str = "GradientFault"  # its class or one of its bases; "" for a warning in the daemon's log only
-    told: int | None = None  # the rank that gets the exception, if it is not the one that is named
-    sticky: bool = True  # the next step() says it again; the runner tries
-    signal: int = 0  # the process dies of it, and the text is the last thing on its standard error
+    told: int | None = None  # rank that gets the exception, if it is not the named one
+    sticky: bool = True  # the next step() raises it again; the runner tests this
+    signal: int = 0  # kills the process, whose last output on stderr is the text
 
     def ranks(self, world: int) -> list[int]:
-        """The ranks that are told of the fault."""
+        """Return: the ranks that get the fault."""
         if self.told is not None:
             return [self.told]
         return list(range(world)) if self.rank in (ALL, None) else [self.rank]
@@ -71,7 +73,7 @@ class Expect:
 
 @dataclass(frozen=True)
 class Refused:
-    """A call that is refused before zerod's codes apply, as torch does it or in zerod's words."""
+    """A call that torch or zerod refuses before zerod's codes apply, in torch's or zerod's words."""
 
     exceptions: tuple[str, ...]
     says: tuple[str, ...] = ()
@@ -83,11 +85,11 @@ class Refused:
 
 @dataclass(frozen=True)
 class Found:
-    """A finding of `zerodctl status` instead of a diagnostic. The faulty program trains on to its end, and hears nothing."""
+    """A finding of `zerodctl status` instead of a diagnostic. The faulty program trains to its end without an error."""
 
     kind: str
     rank: int | None = None
-    params: tuple[str, ...] = ()  # with a finding each
+    params: tuple[str, ...] = ()  # each has a finding
     says: tuple[str, ...] = ()  # parts of each text
 
     def ranks(self, world: int) -> list[int]:
@@ -103,20 +105,20 @@ class Scenario:
     name: str
     program: Program
     expect: Expected
-    policy: Mapping[str, Any]  # laid over CONFIG
-    repaired_policy: Mapping[str, Any]  # laid over policy for the twin
+    policy: Mapping[str, Any]  # changes to CONFIG
+    repaired_policy: Mapping[str, Any]  # further changes for the twin
     world: int
     stages: tuple[int, ...]
-    pattern: str  # of the tables in the documentation of torch's hooks and of the five cases
-    trains: bool  # the faulty run goes on to the end, and its parameters are compared too
-    tolerates: tuple[int, ...]  # codes that the daemon may write down of a guard or a twin, because they are true
-    echoes: tuple[int, ...]  # what else may be said in the faulty run
-    remarks: tuple[str, ...]  # words of warnings without a code in the faulty run
-    direct: Callable[[Any], None] | None  # the runner's part, where it is more than starting all ranks
-    twin: bool  # there is a repaired program
-    hooks: bool  # torch's hooks are counted to show that params is what torch does
-    fresh: bool  # the process is a new interpreter, not a fork: its end is what matters
-    limit: float  # seconds for a process
+    pattern: str  # pattern of the tables about torch's hooks and the five cases
+    trains: bool  # the faulty run reaches its end, and its parameters are compared too
+    tolerates: tuple[int, ...]  # codes that a guard or twin may log because they are true
+    echoes: tuple[int, ...]  # further codes that the faulty run may have
+    remarks: tuple[str, ...]  # texts of warnings without a code in the faulty run
+    direct: Callable[[Any], None] | None  # the runner's actions, if it does more than start all ranks
+    twin: bool  # whether there is a repaired program
+    hooks: bool  # whether torch's hooks are counted to prove that params is right
+    fresh: bool  # a new interpreter instead of a fork, to test its end
+    limit: float  # time limit for a process in seconds
     doc: str = ""
 
     def config(self, stage: int, repaired: bool) -> dict[str, Any]:
@@ -134,7 +136,7 @@ _corpus = Corpus()
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """base with changes laid over it, folder by folder."""
+    """Return: base overridden by changes, level by level."""
     result = dict(base)
     for key, value in changes.items():
         both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
@@ -161,7 +163,7 @@ def scenario(expect: Expected = None, *, policy: Mapping[str, Any] | None = None
 
 
 def load() -> dict[str, Scenario]:
-    """All scenarios by name, in the order in which they are written."""
+    """Return: all scenarios by name, in the order of their source."""
     from . import scenarios
 
     for module in sorted(pkgutil.iter_modules(scenarios.__path__), key=lambda m: m.name):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-One run: a daemon of its own on a private socket and the trainer processes around it. Every wait has an end.
+One run: a daemon on a private socket and its trainer processes. Every wait has a time limit.
 
-Trainers are forks of a process that has torch loaded, which saves most of a run's time; a scenario about the end of an
-interpreter asks for new ones.
+Trainers are forks of a process that has loaded torch, which saves most of a run's time. Scenarios about the end of an
+interpreter use new processes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PACKAGE = ROOT / "client" / "python"
 
 
 def environment(build: Any) -> dict[str, str]:
-    """The variables with which each Python of the corpus finds the package and the libzerod of this build."""
+    """Return: the variables with which a Python process finds the package and this build's libzerod."""
     paths = [str(TESTS), str(PACKAGE), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "OMP_NUM_THREADS": "1",
             "ZEROD_LIBRARY": str(build.path("client/libzerod.so")), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -42,11 +42,11 @@ _forks: Any = None
 
 
 def forks(build: Any) -> Any:
-    """The multiprocessing context that trainers are forked from."""
+    """Return: the multiprocessing context that forks trainers."""
     global _forks
     if _forks is None:
         os.environ.update(environment(build))
-        sys.path[:0] = [path for path in (str(TESTS), str(PACKAGE)) if path not in sys.path]  # forks get it
+        sys.path[:0] = [path for path in (str(TESTS), str(PACKAGE)) if path not in sys.path]  # inherited by forks
         _forks = multiprocessing.get_context("forkserver")
         _forks.set_forkserver_preload(["faults.trainer"])
     return _forks
@@ -67,7 +67,7 @@ class Rank:
         return self.process.poll() if isinstance(self.process, subprocess.Popen) else self.process.exitcode
 
     def wait(self, seconds: float | None = None) -> int | None:
-        """The exit status, negative for a signal; None: it did not end, and was killed."""
+        """Return: the exit status, negative for a signal. None: the process did not end, and was killed."""
         deadline = time.monotonic() + (seconds or self.order.limit + 5)
         while self.poll() is None:
             if time.monotonic() > deadline:
@@ -102,7 +102,7 @@ class Rank:
 
 @dataclass
 class Run:
-    """The faulty program or its twin, once."""
+    """One run of the faulty program or its twin."""
 
     scenario: Scenario
     stage: int
@@ -112,8 +112,8 @@ class Run:
     ranks: list[Rank] = field(default_factory=list)
     diagnostics: list[dict[str, Any]] = field(default_factory=list)
     findings: list[dict[str, Any]] = field(default_factory=list)
-    logged: list[str] = field(default_factory=list)  # by the daemons
-    complaint: str = ""  # of the run itself: a daemon that did not end well, a mark that nobody set
+    logged: list[str] = field(default_factory=list)  # by all daemons
+    complaint: str = ""  # a problem of the run itself: a daemon that ended badly, a missing mark
     daemon: Any = None
 
     def begin(self) -> None:
@@ -150,7 +150,7 @@ class Run:
         self._until(f"the mark {word}", lambda: (self.folder / f"mark-{word}").exists())
 
     def until_waiting(self, rank: int, step: int, state: str | None = None) -> None:
-        """Until this rank waits in that step; state: as zerodctl ranks names it, where it matters."""
+        """Waits until this rank waits in that step. state: its name in zerodctl ranks, if it matters."""
 
         def waits() -> bool:
             found = next(r for r in self.daemon.json("ranks") if r["rank"] == rank)
@@ -159,7 +159,7 @@ class Run:
         self._until(f"rank {rank} waiting in step {step}", waits)
 
     def until_said(self, code: int, words: str) -> None:
-        """Until the daemon has said this in a diagnostic of that code."""
+        """Waits until the daemon has a diagnostic of this code that contains the words."""
 
         def is_said() -> bool:
             return any(d["code"] == f"E{code}" and words in d["text"] for d in self.daemon.json("diagnostics"))
@@ -174,7 +174,7 @@ class Run:
             time.sleep(0.01)
 
     def go(self) -> None:
-        """All of it. The processes have ended when this returns."""
+        """Does the whole run. On return all processes have ended."""
         self.begin()
         try:
             if self.scenario.direct:
@@ -194,7 +194,7 @@ class Run:
             self.findings = quiet.findings_of(self.daemon)
             self.daemon.stop()
             self.logged = quiet.said_in_log(self.daemon.log())
-        except BaseException as error:  # pytest.fail's is one, and the row has to tell it
+        except BaseException as error:  # includes pytest.fail; the table must show it
             self.complaint = self.complaint or f"the daemon: {error}"
             self.daemon.kill()
 
@@ -211,7 +211,7 @@ def start(order: trainer.Order, build: Any, fresh: bool) -> Rank:
 
 
 def reference(scenario: Scenario, faulty: bool, stage: int, folder: Path, build: Any) -> Rank:
-    """The program in torch alone, in a process of its own."""
+    """Runs the program in torch alone, in a separate process."""
     folder.mkdir(parents=True, exist_ok=True)
     order = trainer.Order(scenario.name, -1, faulty, stage, str(folder), "reference", {}, 60 * build.patience)
     rank = start(order, build, fresh=False)

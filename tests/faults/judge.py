@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-What was expected against what was said.
+Compares the messages of a run with the expectation.
 
-Each run yields statements: exceptions of trainers, the last words of a process that died, what the daemon keeps, and
-findings of its status.
-One of them has to be what the scenario expects, to the last name and number; echoes are what the innocent are told;
-anything else is a false alarm, and anything at all in a repaired program is.
+Each run yields statements: exceptions of trainers, the last output of a process that died, the daemon's diagnostics,
+and findings of its status. Exactly one fault must be as the scenario expects, to the last name and number. Echoes are
+the messages for innocent ranks. Any other statement is a false alarm, and in a repaired program every statement is.
 """
 
 from __future__ import annotations
@@ -22,20 +21,20 @@ from . import house
 from .corpus import ALL, ANY, Expect, Found, Refused, Scenario
 
 GOLDEN = Path(__file__).parent / "golden"
-TOLERANCE = 5e-6  # of max(|x|, rms of the tensor), against torch in fp32
+TOLERANCE = 5e-6  # in units of max(|x|, rms of the tensor), against torch in fp32
 MASKS = (
     (re.compile(r"\bpid \d+"), "pid PID"),
     (re.compile(r"\bkill \d+"), "kill PID"),
     (re.compile(r"\b\d+(\.\d+)? (ms|s|min|h)( \d+ (s|min))?\b"), "TIME"),
     (re.compile(r"(/[^\s:]*)?/tests/faults/"), "tests/faults/"),
     (re.compile(r"/[^\s:]*/site-packages/"), ""),
-    # Of a stack the innermost frame, without its line.
+    # Of a stack, only the innermost frame without its line number is kept.
     (re.compile(r"(main thread:\n +\S+:)\d+( in \S+)(\n +\S+:\d+ in \S+)*"), r"\1LINE\2"),
 )
 
 
 def mask(text: str) -> str:
-    """The text without what differs from run to run."""
+    """Return: the text without parts that differ from run to run."""
     for pattern, word in MASKS:
         text = pattern.sub(word, text)
     return text
@@ -46,9 +45,9 @@ class Row:
     name: str
     expected: str
     said: str
-    verdict: str  # right | wrong | silent | false_alarm, and skipped of a real system
+    verdict: str  # right | wrong | silent | false_alarm; for a real system also skipped
     why: list[str] = field(default_factory=list)
-    peers: list[str] = field(default_factory=list)  # what others say of it, of a real system
+    peers: list[str] = field(default_factory=list)  # diagnostics of other tools, for a real system
 
     def data(self) -> dict[str, Any]:
         row = {"name": self.name, "expected": self.expected, "said": self.said, "verdict": self.verdict}
@@ -136,7 +135,7 @@ def differences(expect: Expect, f: dict[str, Any], rank: int | None) -> list[str
     return found + [f"text: {x}" for x in text_differences(expect, f)]
 
 
-# The lines "fix" and "or", also of a reason inside of another text, with the lines that continue them.
+# The lines "fix" and "or" with their continuation lines, also of a reason inside another text.
 REMEDY = re.compile(r"^ +(?:fix|or) {2,}(.*(?:\n {17}.*)*)", re.M)
 
 
@@ -179,20 +178,22 @@ def judge_faulty(run: house.Run) -> Verdict:
 
 
 def judge_findings(run: house.Run, verdict: Verdict) -> None:
-    """Where none is expected."""
+    """Judges a run whose status must have no finding."""
     if run.findings:
         verdict.worse("false_alarm", *[f"the status should have no finding: {mask(quiet.brief(f))}" for f in run.findings])
 
 
 def judge_asides(run: house.Run, verdict: Verdict) -> None:
-    """What is written beside diagnostics and findings: it may have those codes that were judged, and the scenario's remarks."""
+    """
+    Judges texts other than diagnostics and findings. They may contain the judged codes and the scenario's remarks.
+    """
     for line in lines_of(run):
         if not quiet.CODE.search(line) and not any(words in line for words in run.scenario.remarks):
             verdict.worse("false_alarm", f"also said: {mask(line)}")
 
 
 def judge_lines(run: house.Run, verdict: Verdict) -> None:
-    """As judge_asides(), of a run without a fault."""
+    """judge_asides() for a run without a fault."""
     for line in lines_of(run):
         code = quiet.CODE.search(line)
         if not code or int(code.group()[1:]) not in run.scenario.tolerates:
@@ -208,7 +209,9 @@ def on_several_nodes() -> bool:
 
 
 def judge_found(run: house.Run, expect: Found) -> Verdict:
-    """On several nodes each daemon says what is so in the whole job, and names the parameters that it has as a whole."""
+    """
+    On several nodes each daemon reports the finding of the whole job, and names the parameters that it owns completely.
+    """
     verdict = Verdict()
     if not run.findings:
         verdict.worse("silent", "the status has no finding")
@@ -274,7 +277,7 @@ def judge_expected(run: house.Run, expect: Expect) -> Verdict:
 
 
 def judge_record(said: list[dict[str, Any]], expect: Expect, verdict: Verdict) -> None:
-    """Judges the faults that only the daemon has recorded. If the rank may be any, rank 0 counts."""
+    """Judges faults that only the daemon has recorded. If any rank may be named, rank 0 is expected."""
     records = [f for f in said if f["teller"] is None]
     if not records:
         return verdict.worse("wrong", "the daemon has said nothing")
@@ -284,12 +287,12 @@ def judge_record(said: list[dict[str, Any]], expect: Expect, verdict: Verdict) -
 
 
 def innocent_codes(expect: Expect) -> tuple[int, ...]:
-    """Ranks that did nothing wrong are told of an abort, or that the guilty one has left, and by whom."""
+    """Return: codes for innocent ranks, which get an abort, or the guilty rank's leave."""
     return (1302,) if expect.exception else ()
 
 
 def judge_told(run: house.Run, expect: Expect, number: int, verdict: Verdict) -> None:
-    """The exception, or the last words, of one rank that has to be told."""
+    """Judges the exception or last output of a rank that must get one."""
     ranks = [r for r in run.ranks if r.order.rank == number]
     told = [f for f in statements(run) if f["teller"] == number]
     if not told:
@@ -299,7 +302,7 @@ def judge_told(run: house.Run, expect: Expect, number: int, verdict: Verdict) ->
     verdict.said = best
     wrong = differences(expect, unwrapped(best, expect), the_rank(expect, number))
     if not wrong and best["code"] != expect.code:
-        # The text of an abort has no room for the class of its reason; the daemon's record of the reason has it.
+        # The text of an abort has no room for the class of its reason, but the daemon's record of the reason has it.
         records = [f for f in statements(run) if f["teller"] is None and f["code"] == expect.code]
         wrong += min((differences(expect, f, the_rank(expect, number)) for f in records), key=len,
                      default=[f"the daemon has no record of E{expect.code}"])
@@ -315,7 +318,7 @@ def judge_told(run: house.Run, expect: Expect, number: int, verdict: Verdict) ->
 
 
 def unwrapped(f: dict[str, Any], expect: Expect) -> dict[str, Any]:
-    """If the step was aborted for all ranks, takes the original fault, which is whole, from the field cause."""
+    """If the step was aborted for all ranks, returns the complete original fault from the field cause."""
     cause = next((value for label, value in f["fields"] if label == "cause"), "")
     if f["code"] == expect.code or f["code"] != 1302 or not cause.startswith(f"E{expect.code} "):
         return f
@@ -329,11 +332,11 @@ def unwrapped(f: dict[str, Any], expect: Expect) -> dict[str, Any]:
 
 
 def judge_ends(run: house.Run, verdict: Verdict) -> None:
-    """Nothing may hang, nothing may end otherwise than it should."""
+    """Every process must have ended, and in the expected way."""
     expect = run.scenario.expect
     if run.complaint:
         verdict.worse("wrong", run.complaint)
-    told = isinstance(expect, (Expect, Refused))  # then a rank may end where it was told
+    told = isinstance(expect, (Expect, Refused))  # then a rank may end at its error
     for rank in run.ranks:
         status, outcome = rank.poll(), rank.outcome()
         if not outcome.get("ended") and status == 1:
@@ -354,7 +357,7 @@ FRAME = re.compile(r'File "([^"]+)", line (\d+) in (\S+)')
 
 
 def waiting_place(rank: house.Rank) -> str:
-    """Where the time-out found the process."""
+    """Return: where the process was at the time-out."""
     frames = [f"{Path(f).name}:{line} {name}" for f, line, name in FRAME.findall(rank.err())]
     return "it was in " + " < ".join(frames[:4]) if frames else f"standard error: {rank.err()[-200:]!r}"
 
@@ -368,7 +371,7 @@ def where_they_are(run: house.Run) -> list[str]:
 
 
 def judge_clean(run: house.Run) -> Verdict:
-    """A twin or a guard: everybody trains to the end, and nothing is said."""
+    """Judges a twin or a guard: every rank must train to the end, without a message."""
     verdict = Verdict()
     noise = [f for f in statements(run) if f["code"] not in run.scenario.tolerates or f["teller"] is not None]
     if noise:
@@ -378,7 +381,7 @@ def judge_clean(run: house.Run) -> Verdict:
     judge_lines(run, verdict)
     if run.complaint:
         verdict.worse("wrong", run.complaint)
-    last = {r.order.rank: r for r in run.ranks}  # the last life of each
+    last = {r.order.rank: r for r in run.ranks}  # the last process of each rank
     for rank in last.values():
         outcome = rank.outcome()
         if outcome.get("error"):
@@ -391,14 +394,14 @@ def judge_clean(run: house.Run) -> Verdict:
 
 
 def judge_numbers(run: house.Run, alone: house.Rank) -> list[str]:
-    """The parameters of every rank that came to the end against those of torch alone."""
+    """Compares the parameters of every rank that has reached the end with those of torch alone."""
     import numpy as np
 
     want = alone.parameters()
     if want is None:
         return [f"the reference failed: {alone.outcome().get('error', {}) or alone.err()[-500:]}"]
     found = []
-    trained = {r.order.rank: got for r in run.ranks if (got := r.parameters()) is not None}  # the last life of each
+    trained = {r.order.rank: got for r in run.ranks if (got := r.parameters()) is not None}  # each one's last process
     for number, got in trained.items():
         if set(got) != set(want):
             found.append(f"rank {number} has other parameters: {sorted(set(got) ^ set(want))}")
@@ -416,7 +419,7 @@ def judge_numbers(run: house.Run, alone: house.Rank) -> list[str]:
 
 
 def distances(np: Any, got: Any, want: Any) -> Any:
-    """The distance of each element, in units of max(|x|, rms of the tensor)."""
+    """Return: the distance of each element, in units of max(|x|, rms of the tensor)."""
     got, want = got.astype(np.float64), want.astype(np.float64)
     unit = np.maximum(np.abs(want), max(float(np.sqrt(np.mean(want**2))), 1e-30))
     return np.where(np.isfinite(got), np.abs(got - want) / unit, np.inf)
@@ -425,12 +428,12 @@ def distances(np: Any, got: Any, want: Any) -> Any:
 # ---- whole texts --------------------------------------------------------------------------------------------
 
 
-# The text says whether both pushes had the same bytes only if the first has been reduced by then.
+# The text says whether both pushes had the same bytes only if the first one is already reduced.
 SOMETIMES = re.compile(r"^ +bytes .*\n", re.M)
 
 
 def judge_text(scenario: Scenario, text: str) -> list[str]:
-    """Against golden/NAME.txt; ZEROD_UPDATE_GOLDEN=1 writes it. What several nodes must say otherwise has its own."""
+    """Compares with golden/NAME.txt; ZEROD_UPDATE_GOLDEN=1 writes it. Several nodes may have a separate text."""
     several = GOLDEN / f"{scenario.name}-on-{os.environ.get('ZEROD_NODES', '1')}-nodes.txt"
     path, text = several if several.exists() else GOLDEN / f"{scenario.name}.txt", SOMETIMES.sub("", mask(text).rstrip("\n") + "\n")
     if os.environ.get("ZEROD_UPDATE_GOLDEN"):

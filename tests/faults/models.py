@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The models that the programs train: a few blocks between an embedding and a head."""
+"""The models of the programs: a few blocks between an embedding and a head."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """forward(x, reentrant): None runs the blocks as they are, True and False checkpoint each of them so."""
+    """forward(x, reentrant): None runs the blocks directly; otherwise each is checkpointed with use_reentrant."""
 
     def __init__(self, n_blocks: int = 2) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Net(nn.Module):
 
 
 def names(*prefixes: str) -> tuple[str, ...]:
-    """The weight and the bias of linear layers."""
+    """Return: the names of the weights and biases of these linear layers."""
     return tuple(f"{p}.{kind}" for p in prefixes for kind in ("weight", "bias"))
 
 

@@ -2,9 +2,9 @@
 """
 The programs in torch alone.
 
-The reference: all ranks are threads of one process, and at step() the gradients of all ranks are added and
-divided by their number, and one plain torch optimizer applies the result. Beside it, hooks are counted as zerod
-would see them, so that what a scenario expects is known to be what torch does.
+The reference runs all ranks as threads of one process. step() averages the gradients of all ranks, and one torch
+optimizer applies the result. Hooks are counted as zerod would see them, to prove that a scenario's expectation is
+torch's behaviour.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from .corpus import Scenario
 from .trial import Base, Model, nothing
 
-PATIENCE_S = 20  # a rank that does not come to the step ends the run for all
-_build = threading.Lock()  # the seed is global
+PATIENCE_S = 20  # a rank that does not reach the step ends the run for all
+_build = threading.Lock()  # because the seed is global
 
 
 class Position(NamedTuple):
@@ -34,7 +34,7 @@ class Position(NamedTuple):
 
 @dataclass
 class Hooks:
-    """Firings of post-accumulate hooks: (step, micro-batch) -> parameter -> graph tasks, in order."""
+    """Calls of post-accumulate hooks: (step, micro-batch) -> parameter -> graph tasks, in order."""
 
     fired: dict[tuple[int, int], dict[str, list[int]]] = field(
         default_factory=lambda: defaultdict(lambda: defaultdict(list)))
@@ -47,13 +47,13 @@ class Hooks:
 
 
 def plain_optimizer(params: list[dict[str, Any]], config: dict[str, Any]) -> torch.optim.Optimizer:
-    """The torch optimizer that a daemon's configuration speaks of."""
+    """Return: the torch optimizer for a daemon's configuration."""
     settings = config["optimizer"]
     return getattr(torch.optim, settings["type"])(params, **settings["params"])
 
 
 class Exchange:
-    """Where the ranks of a reference meet."""
+    """The meeting point of a reference's ranks."""
 
     def __init__(self, scenario: Scenario, stage: int, repaired: bool) -> None:
         self.config = scenario.config(stage, repaired)
@@ -63,7 +63,7 @@ class Exchange:
         self.inner: torch.optim.Optimizer | None = None
 
     def join(self, rank: int, opt: RankOptimizer) -> None:
-        """Rank 0's weights become everybody's."""
+        """All ranks get rank 0's weights."""
         self.ranks[rank] = opt
         self.barrier.wait()
         if rank == 0:
@@ -104,7 +104,7 @@ class Exchange:
         grads = [self._sum(i) for i in range(len(first.params()))]
         norm = math.sqrt(sum(float(g.double().square().sum()) for g in grads if g is not None))
         if not math.isfinite(norm):
-            return  # skipped on all ranks
+            return  # all ranks skip the step
         limit = first.max_norm or self.config.get("gradient_clipping", 0)
         scale = min(1.0, limit / (norm + 1e-6)) if limit else 1.0
         for mine, inner in zip(first.param_groups, self.inner.param_groups, strict=True):
@@ -118,9 +118,9 @@ class Exchange:
 
 
 class RankOptimizer(torch.optim.Optimizer):
-    """One rank's end of the reference."""
+    """One rank's optimizer in the reference."""
 
-    _step_supports_amp_scaling = True  # GradScaler hands the scale over instead of dividing
+    _step_supports_amp_scaling = True  # makes GradScaler pass the scale instead of dividing
 
     def __init__(self, groups: Any, exchange: Exchange, rank: int) -> None:
         super().__init__(groups, {"lr": exchange.config["optimizer"]["params"]["lr"]})
@@ -137,7 +137,7 @@ class RankOptimizer(torch.optim.Optimizer):
         return Position(self.n_steps)
 
     def loss_scale(self) -> float:
-        """GradScaler sets grad_scale for the time of step()."""
+        """GradScaler sets grad_scale during step()."""
         return float(getattr(self, "grad_scale", 1.0))
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -173,7 +173,7 @@ class PlainTrial(Base):
         return self.opt
 
     def _watch(self, model: nn.Module) -> None:
-        """Counts hooks, by the rule that a forward after a backward begins the next micro-batch."""
+        """Counts hooks. A forward after a backward begins the next micro-batch."""
         opt, state = self.opt, {"micro": 0, "pushed": False, "step": 0}
 
         def forward(*_: Any) -> None:
@@ -222,7 +222,7 @@ class PlainTrial(Base):
 
 
 class Window:
-    """At its end rank 0's weights are everybody's."""
+    """At the end of the window all ranks get rank 0's weights."""
 
     def __init__(self, exchange: Exchange, rank: int) -> None:
         self.exchange, self.rank = exchange, rank
@@ -236,14 +236,14 @@ class Window:
 
 def make_exact() -> None:
     """
-    Of two threads that are the first of a process to call a vector function of MKL (sin, tanh), one may get its fast
-    kind, with half of the bits: seen with torch 2.13.0 in one process of 200. Who has called one before, does not.
+    If two threads make a process's first call of a vector function of MKL (sin, tanh) at the same time, one may get the
+    fast variant, with half of the bits. Seen with torch 2.13.0 in one of 200 processes. This call prevents it.
     """
     torch.zeros(1).exp()
 
 
 def run(scenario: Scenario, faulty: bool, stage: int = 2) -> list[PlainTrial]:
-    """Runs a program on all ranks; the first exception of a rank is raised."""
+    """Runs a program on all ranks. Raises the first exception of a rank."""
     make_exact()
     exchange = Exchange(scenario, stage, not faulty)
     trials = [PlainTrial(scenario, r, faulty, stage, exchange) for r in range(scenario.world)]
@@ -252,7 +252,7 @@ def run(scenario: Scenario, faulty: bool, stage: int = 2) -> list[PlainTrial]:
     def body(trial: PlainTrial) -> None:
         try:
             scenario.program(trial)
-        except BaseException as error:  # whatever it is, the others must not wait for this rank
+        except BaseException as error:  # other ranks must not wait for this rank, whatever it raises
             if not isinstance(error, threading.BrokenBarrierError):
                 errors.insert(0, error)
             else:

@@ -4,8 +4,8 @@ Runs the corpus, a few scenarios at a time, and prints the table.
 
     python -m faults.runner [NAME...] [--systems] [--json] [--list] [--keep FOLDER]
 
-NAME is a scenario or NAME/stageN; a * matches. With --systems the table of the real systems (tests/systems) is run too,
-and a NAME may be of either. The exit status is 1 unless every row is right: one that was skipped is not.
+NAME is a scenario or NAME/stageN, and may contain *. --systems also runs the table of the real systems (tests/systems);
+a NAME may then be of either table. The exit status is 1 unless every row is right. A skipped row is not right.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def cases() -> list[Case]:
 
 
 def choose(patterns: list[str]) -> tuple[list[Case], list[str]]:
-    """The cases that are meant, and the patterns that mean none."""
+    """Return: the cases that the patterns match, and the patterns that match no case."""
     found = cases()
     unknown = [p for p in patterns if not any(c.is_meant([p]) for c in found)]
     return [c for c in found if not patterns or c.is_meant(patterns)], unknown
@@ -80,7 +80,7 @@ def said(verdict: judge.Verdict) -> str:
 
 
 def run_case(case: Case, folder: Path, build: Any) -> judge.Row:
-    """The faulty program, its twin, and the references of both."""
+    """Runs the faulty program, its twin, and the references of both."""
     scenario, stage = case
     row = judge.Row(case.name, expected(scenario.expect), "nothing", "right")
     if scenario.expect is not None:
@@ -158,9 +158,9 @@ def run_cases(chosen: list[Case], keep: str | None, quiet: bool, n_jobs: int) ->
 
 
 def run_systems(rows: list[table_of_systems.Row], keep: str | None) -> list[judge.Row]:
-    """The rows of the real systems, in their environments; what could not be run is no row that holds."""
+    """Return: the rows of the real systems, in their environments. A row that could not run is not right."""
     for environment in sorted({t.environment for row in rows for t in row.trials}):
-        # Where it cannot be built its rows are skipped, and say so.
+        # If an environment cannot be built, its rows are skipped with the reason.
         subprocess.run([house.TESTS / "systems" / "environments", environment], stdout=sys.stderr, check=False)
     with tempfile.TemporaryDirectory(prefix="zerod-systems-") as folder:
         path = Path(folder) / "rows.json"

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The corpus, one test for each row: what zerod says of each fault, and that nothing is said of what is right."""
+"""
+The corpus, one test for each row. zerod must give the right diagnostic for each fault, and none for correct programs.
+"""
 
 import pytest
 
@@ -13,7 +15,7 @@ CASES = runner.cases()
 
 
 def first_of_each(cases):
-    """The first row of each code and cause, all of findings, and some of the other programs without a fault, in one stage each."""
+    """Return: each code and cause's first row, all rows of findings, some rows without a fault, in one stage each."""
     seen = set()
     for n, case in enumerate(cases):
         expect = case.scenario.expect
@@ -25,7 +27,7 @@ def first_of_each(cases):
 
 
 SOME = list(first_of_each(CASES))
-# scripts/faults --nodes 2 runs all of them so; of these it is known that they can end otherwise there.
+# scripts/faults --nodes 2 runs all rows on two nodes. These rows can end differently on several nodes.
 OF_NODES = [c for c in CASES if c.name in ("too-large-for-its-limit", "backward-raises-too-late",
                                                 "backward-raises-swallowed/stage2")]
 COUNTED = [s for s in corpus.load().values() if s.hooks]
@@ -60,7 +62,9 @@ def test_row_on_two_nodes(case, fault_build, tmp_path, monkeypatch):
 @pytest.mark.full
 @pytest.mark.parametrize("scenario", COUNTED, ids=[s.name for s in COUNTED])
 def test_torch_does_so(scenario):
-    """The parameters that a scenario expects are those whose hooks fire twice, or not at all, in torch alone."""
+    """
+    In torch alone, exactly the parameters of the scenario's expectation have hooks that are called twice, or never.
+    """
     expect = scenario.expect
     assert isinstance(expect, Expect)
     trials = plain.run(scenario, faulty=True)
@@ -79,6 +83,6 @@ def test_torch_does_so(scenario):
 
 
 def check_tasks(expect, trial):
-    """No graph task fires a parameter's hook twice."""
+    """No graph task may call a parameter's hook twice."""
     for tasks in trial.hooks.fired[expect.step, expect.micro_batch or 0].values():
         assert len(set(tasks)) == len(tasks), "one graph task fired a hook twice"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The judge itself: a row of the corpus holds only when everything about it is right."""
+"""Tests of the judge: a row of the corpus is right only if everything about it is right."""
 
 import ast
 from dataclasses import dataclass, field
@@ -70,7 +70,7 @@ class FakeRun:
 
 
 def faulty(fault=None, again=1001, others=None):
-    """checkpoint-twice, where rank 1 was told this."""
+    """Return: a run of checkpoint-twice in which rank 1 got this fault."""
     told = {"faults": [FAULT | (fault or {})], "again": again}
     return FakeRun(corpus.load()["checkpoint-twice"], [FakeRank(0, others or {"done": True}), FakeRank(1, told)])
 
@@ -129,7 +129,7 @@ FINDING = {"kind": "rank-norm", "rank": 1, "param": None,
 
 
 def found(*findings, diagnostics=()):
-    """sum-on-one-rank, of which the status says this."""
+    """Return: the verdict on sum-on-one-rank with these findings of the status."""
     ranks = [FakeRank(r, {"done": True}) for r in range(3)]
     return judge.judge_faulty(FakeRun(corpus.load()["sum-on-one-rank"], ranks, list(diagnostics), list(findings)))
 
@@ -154,7 +154,7 @@ def test_found_more():
 
 
 def test_finding_of_another_scenario():
-    """Where none is expected, be it of a fault, a refusal or a program without a fault."""
+    """A finding that is not expected is a false alarm, with a fault, with a refusal and without both."""
     run = faulty()
     run.findings = [FINDING]
     assert judge.judge_faulty(run).verdict == "false_alarm"
@@ -174,7 +174,7 @@ def quiet_guard():
 
 @pytest.mark.parametrize("printed, logged", [(WARNING, []), ("", [LOGGED])], ids=["warning", "log"])
 def test_asides(printed, logged):
-    """Warnings without a code, beside the expected fault and in a program without one."""
+    """A warning without a code is a false alarm, beside the expected fault and in a program without one."""
     for run, judged in ((faulty(), judge.judge_faulty), (quiet_guard(), judge.judge_clean)):
         assert judged(run).verdict == "right"
         run.ranks[0].printed += printed
@@ -183,7 +183,7 @@ def test_asides(printed, logged):
 
 
 def test_code_in_an_output():
-    """That neither an exception nor a diagnostic has."""
+    """A code in an output that is in no exception and no diagnostic is a false alarm."""
     run = quiet_guard()
     run.ranks[1].printed = "zerod: step 3 begins again: E1302 a rank has left\n"
     assert judge.judge_clean(run).verdict == "false_alarm"
@@ -193,7 +193,7 @@ def test_code_in_an_output():
 
 
 def test_every_warning_has_the_category():
-    """By which quiet.py knows it."""
+    """Every warning of the package has the category by which quiet.py finds it."""
     package = Path(__file__).resolve().parents[2] / "client/python/zerod"
     calls = [(path.name, call) for path in package.rglob("*.py") for call in ast.walk(ast.parse(path.read_text()))
              if isinstance(call, ast.Call) and ast.unparse(call.func) == "warnings.warn"]  # fmt: skip
@@ -224,7 +224,7 @@ def test_mask():
 
 
 def test_every_expectation_can_be_met():
-    """Fix and text fragments do not contradict what must not be said; a told rank exists."""
+    """Expected fragments of fix and text do not contradict never_says, and a rank in `told` exists."""
     for scenario in corpus.load().values():
         expect = scenario.expect
         if isinstance(expect, corpus.Expect):

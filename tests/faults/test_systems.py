@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The runner of the systems table, without the systems: which rows are meant, and how a run is judged."""
+"""The runner of the systems table, without the systems: selection of rows, and judgement of runs."""
 
 import dataclasses
 import json
@@ -45,7 +45,7 @@ def test_every_row_stands_beside_what_a_peer_said():
 
 
 def test_a_fault_is_judged_by_all_who_tell_it():
-    echo = failed(rank=1, cause_class="")  # rank 0 only heard of it
+    echo = failed(rank=1, cause_class="")  # rank 0 only got the abort
     for ranks, verdict in [
         ((echo, failed()), "right"),
         ((failed(rank=0, kind="MissingGradient", code=1005), failed()), "wrong"),  # accuses rank 0
@@ -65,7 +65,7 @@ def test_parameters_are_all_of_those_meant_and_no_other():
 
 
 def test_a_skipped_row_does_not_hold(tmp_path, monkeypatch, capsys):
-    """Its environment is missing: it is printed as skipped, and the exit status is not 0."""
+    """If its environment is missing, a row is printed as skipped, and the exit status is not 0."""
     monkeypatch.setattr(systems, "ENVIRONMENTS", tmp_path)
     found = systems.judge(systems.Bench(tmp_path, tmp_path), row("5c"), peers=False)
     assert found["verdict"] == "skipped" and "tests/systems/environments e2" in found["why"]
@@ -94,7 +94,7 @@ BLOCKS = re.findall(r"<!-- texts: ([^>]+) -->\n```text\n(.*?)```", DOC, re.S)
 
 @pytest.mark.parametrize(("rows", "block"), BLOCKS, ids=[f"{i}-{rows}" for i, (rows, _) in enumerate(BLOCKS)])
 def test_docs_quote_what_was_said(rows, block):
-    """A block may wrap lines, and leave out what [...] stands for."""
+    """A quotation in the documents may wrap lines differently, and [...] stands for omitted text."""
     for name in rows.split(", "):
         said = ONE_SPACE.sub(" ", (systems.HERE / "texts" / f"{name}.txt").read_text())
         for part in block.split("[...]"):

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-A trainer process: one rank of one run. What it was told goes into its outcome file, its parameters into another.
+A trainer process: one rank of one run. It writes the messages that it gets to its outcome file, and its parameters to
+another file.
 
-The house forks it from a process that has torch and zerod loaded (begin), or starts it as a new interpreter:
-python -m faults.trainer ORDER, where ORDER is the JSON of an Order.
+The house forks the process from one that has loaded torch and zerod (begin), or starts it as a new interpreter: python
+-m faults.trainer ORDER, where ORDER is the JSON of an Order.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import torch._dynamo  # optimizers and checkpoints import it when they are first
 
 from . import corpus, plain, trial
 
-try:  # the forks' parent loads it once; references need torch only
+try:  # imported once, in the forks' parent; references need only torch
     import zerod
 except ImportError:
     zerod = None
@@ -36,7 +37,7 @@ class Order:
     faulty: bool
     stage: int
     folder: str
-    stem: str  # of the files: STEM.json, STEM.npz, STEM.out, STEM.err
+    stem: str  # of the files STEM.json, STEM.npz, STEM.out, STEM.err
     env: dict[str, str]
     limit: float
     life: int = 0
@@ -46,7 +47,7 @@ class Order:
 
 
 class Outcome:
-    """Written after every change, so that a process that dies has left what it knew."""
+    """Facts about a process, written after every change, so that a process that dies has left them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -60,7 +61,7 @@ class Outcome:
 
 
 def plain_fault(fault: Any) -> dict[str, Any]:
-    """A GradientFault as data."""
+    """Return: a GradientFault as data."""
     classes = [c.__name__ for c in type(fault).__mro__]
     fields = [[label, text] for label, text in (fault.fields or [])]
     return {"code": int(fault.code or 0), "cause_class": fault.cause_class or "", "params": list(fault.params or []),
@@ -84,8 +85,8 @@ def train_against_zerod(order: Order, outcome: Outcome) -> None:
     except zerod.GradientFault as fault:
         outcome.note(faults=[plain_fault(fault)])
         after_a_fault(t, outcome)
-    except BaseException as error:  # KeyboardInterrupt too: what came out is what is judged
-        sys.excepthook(type(error), error, error.__traceback__)  # as the interpreter does, and zerod adds notes there
+    except BaseException as error:  # KeyboardInterrupt too, because the exception itself is judged
+        sys.excepthook(type(error), error, error.__traceback__)  # like the interpreter; zerod adds notes in it
         text = "\n".join([str(error), *getattr(error, "__notes__", [])])
         outcome.note(error={"classes": [c.__name__ for c in type(error).__mro__], "text": text,
                             "trace": traceback.format_exc()})
@@ -93,7 +94,7 @@ def train_against_zerod(order: Order, outcome: Outcome) -> None:
 
 
 def after_a_fault(t: trial.Trial, outcome: Outcome) -> None:
-    """A fault stays: a program that swallowed it gets it again from its next step."""
+    """A fault persists: the next step must raise it again for a program that caught it."""
     expect = t.scenario.expect
     if t.opt is not None and getattr(expect, "sticky", False) and t.rank in expect.ranks(t.world):
         try:
@@ -110,7 +111,7 @@ def after_a_fault(t: trial.Trial, outcome: Outcome) -> None:
 
 
 def let_the_others_speak(t: trial.Trial) -> None:
-    """Nobody leaves before all that have to be told were told: leaving ends the step for them."""
+    """Waits until all ranks that must get a fault have got it, because leaving ends the step for them."""
     for rank in t.scenario.expect.ranks(t.world):
         if rank != t.rank:
             try:
@@ -120,7 +121,7 @@ def let_the_others_speak(t: trial.Trial) -> None:
 
 
 def leave(t: trial.Trial) -> None:
-    """Lets the other ranks go; whatever this says has nothing to do with the scenario."""
+    """Leaves, so that the other ranks can end. Errors of this have nothing to do with the scenario."""
     if t.opt is None:
         return
     for call in (lambda: t.opt.abort_step("the scenario is over"), t.opt.close):
@@ -131,7 +132,7 @@ def leave(t: trial.Trial) -> None:
 
 
 def train_alone(order: Order, outcome: Outcome) -> None:
-    """Rank 0's parameters are everybody's."""
+    """Runs the reference. All ranks have rank 0's parameters."""
     scenario = corpus.load()[order.scenario]
     try:
         trials = plain.run(scenario, order.faulty, order.stage)
@@ -143,7 +144,7 @@ def train_alone(order: Order, outcome: Outcome) -> None:
 
 
 def begin(order: Order) -> None:
-    """In a fork: becomes the trainer."""
+    """Turns a fork into the trainer."""
     for fd, kind in ((1, "out"), (2, "err")):
         new = os.open(order.path(kind), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(new, fd)
@@ -156,7 +157,7 @@ def begin(order: Order) -> None:
 def run(order: Order) -> None:
     os.environ.update(order.env)
     torch.set_num_threads(1)
-    # Every wait is bounded: past its limit a process says where it is and ends.
+    # Every wait has a limit. After it the process prints its stack and ends.
     faulthandler.dump_traceback_later(order.limit, exit=True, file=sys.__stderr__ if sys.__stderr__ else sys.stderr)
     outcome = Outcome(order.path("json"))
     outcome.note()

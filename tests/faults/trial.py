@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-What a program is given. Trial runs it against zerod, one process for each rank; plain.PlainTrial, which has the
-same surface, runs it in torch alone.
+The interface of a program. Trial runs the program against zerod, one process for each rank. plain.PlainTrial has the
+same interface and runs the program in torch alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Model = TypeVar("Model", bound=nn.Module)
 class Base:
     """The part of a trial that does not depend on the optimizer."""
 
-    real = True  # against zerod
+    real = True  # with zerod
 
     def __init__(self, scenario: Scenario, rank: int, faulty: bool, stage: int, life: int = 0) -> None:
         self.scenario, self.rank, self.world = scenario, rank, scenario.world
@@ -32,7 +32,7 @@ class Base:
         self.trained: nn.Module | None = None
 
     def goes_wrong(self, step: int | None = None) -> bool:
-        """Is the mistake made here? It is made in the faulty program, on the rank and in the step expected."""
+        """Return: whether to make the mistake now. Only the faulty program makes it, on the expected rank and step."""
         expect = self.scenario.expect
         if not self.faulty or expect is None:
             return False
@@ -40,13 +40,13 @@ class Base:
         return (rank is None or rank in (-1, self.rank)) and (step is None or at is None or step == at)
 
     def batch(self, step: int, micro_batch: int = 0, n: int = 4, width: int = N_IN) -> tuple[Tensor, Tensor]:
-        """Other data for each rank, step and micro-batch, the same in every run."""
+        """Return: data that differ for each rank, step and micro-batch, and are the same in every run."""
         generator = torch.Generator().manual_seed(1000 * self.rank + 10 * step + micro_batch + 1)
         x = torch.randn(n, width, generator=generator)
         return x, x.sum(1, keepdim=True).sin()
 
     def steps(self, opt: Any, n: int = N_STEPS) -> Iterator[int]:
-        """The steps that are left to do."""
+        """Yields the remaining steps."""
         while opt.position.step < n:
             yield opt.position.step
 
@@ -58,7 +58,7 @@ class Trial(Base):
         self.opt: Any = None
 
     def model(self, make: Callable[[], Model]) -> Model:
-        """Other initial weights on each rank: rank 0's have to become everybody's."""
+        """Makes the model, with other initial weights on each rank, because all ranks must get rank 0's."""
         torch.manual_seed(100 + self.rank)
         self.trained = make()
         return self.trained
@@ -85,7 +85,7 @@ class Trial(Base):
 
         return zerod.gathered(model)
 
-    # Where ranks, or a rank and the runner, have to meet.
+    # For ranks, or a rank and the runner, that wait for each other.
 
     def mark(self, word: str) -> None:
         (self.folder / f"mark-{word}").touch()

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Any JSON as a daemon's answer to "status", "ranks", "params" or "diagnostics": zerodctl prints it, `zerodctl top`
- * draws it, and zerod-exporter makes metrics of it, each line of which is a comment or a sample. Seeds: the examples of
- * docs/schema. (fuzz-client.c has the packets in which an answer comes, fuzz-trace.c the answer to "trace".)
+ * Any JSON as a daemon's answer to "status", "ranks", "params" or "diagnostics". zerodctl prints it, `zerodctl top`
+ * draws it, and zerod-exporter makes metrics, of which each line must be a comment or a sample. Seeds are the examples
+ * of docs/schema. fuzz-client.c tests the packets of an answer, fuzz-trace.c the answer to "trace".
  */
 
 #include <assert.h>

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * libzerod with a daemon that says anything: well-formed answers with false values, segments that are shorter than they
- * are said to be, answers to other questions. A rank makes every kind of call; each call returns, and memory that the
- * library has said is there can be read, and where it has to be written.
+ * libzerod with a daemon that may answer anything: well-formed answers with false values, segments that are shorter
+ * than announced, answers to other questions. A rank makes all kinds of calls. Each call must return. Memory that the
+ * library hands out must be readable, and writable where the rank may write.
  *
  * An input is a series of answers. An answer's first byte has the number of its descriptors (3 bits), and whether the
- * next answer follows without a request (the highest bit). Two bytes for each descriptor: its size in pages, and
- * whether it can be cut (the highest bit). Then two bytes of length, and the packet.
+ * next answer follows without a request (highest bit). For each descriptor follow two bytes: its size in pages, and
+ * whether it can be cut (highest bit). Then come two bytes of length, and the packet.
  */
 
 #include <assert.h>
@@ -31,7 +31,7 @@ enum {
     PATIENCE_MS = 5000,
 };
 
-static const uint64_t shapes[N_PARAMS] = {300, N_ELEMS, 7}; /* the second one is pushed in parts */
+static const uint64_t shapes[N_PARAMS] = {300, N_ELEMS, 7}; /* the second is pushed in parts */
 static float values[N_ELEMS];
 static volatile uint8_t seen;
 

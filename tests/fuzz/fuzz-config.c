@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Any text as a configuration, read as by a build with engines and as by one without. An accepted configuration must
- * print as YAML that reads back to an equal one; a refused text must have a bounded list of problems that say why.
+ * Any text as a configuration, in a build with engines and in one without. An accepted configuration must print as YAML
+ * that reads back as an equal configuration. A refused text must have a bounded list of problems with their reasons.
  */
 
 #include "core/config/config-deepspeed.h"
@@ -25,7 +25,7 @@ static char *print(const struct config *config, size_t *n_bytes)
     return text;
 }
 
-/* Cuts the comments off, which tell origins: from the last " # " of each line on. */
+/* Removes the comments with the origins: on each line everything from the last " # ". */
 static void cut_origins(char *text)
 {
     char *to = text, *rest = text, *line;
@@ -96,7 +96,7 @@ static void read_with(const uint8_t *data, size_t n_bytes, const struct config_b
     config_problems_deinit(&problems);
 }
 
-/* As accelerate's file, which may name another one. */
+/* Reads the bytes as accelerate's file, which may name another file. */
 static void read_as_cover(const uint8_t *data, size_t n_bytes)
 {
     struct config_problems problems = CONFIG_PROBLEMS_NULL;

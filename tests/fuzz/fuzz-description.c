@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Any bytes as a description of a checkpoint: as they are, and with a valid seal behind them. What is read can be
- * printed, and that reads back and prints as the same text.
+ * Any bytes as the description of a checkpoint, without a seal and with a valid one. A description that is read must be
+ * printable, and the text must read back and print the same text.
  */
 
 #include <assert.h>

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Conversations with a whole server of one rank, in stages 2 and 3: an input is a series of packets, each headed
- * by two bytes: bit 15 says on which of two connections, the rest its length. Seeds are recorded conversations
- * (make-conversations.c).
+ * Conversations with a whole server of one rank, in stages 2 and 3. An input is a series of packets. Each begins with
+ * two bytes: bit 15 says which of two connections, the other bits have the length. Seeds are the conversations of
+ * make-conversations.c.
  */
 
 #include <assert.h>
@@ -57,7 +57,7 @@ static void read_answers(int fd, struct frame_buffer *buffer)
         ;
 }
 
-/* Until the workers have nothing left to say. */
+/* Runs the loop until the workers have no more work. */
 static void run(struct server *server)
 {
     struct job *job = server_service(server)->job;
@@ -79,7 +79,7 @@ static void end(struct server *server, int *fds)
     for (int i = 0; i < 1000 && !job_is_idle(server_service(server)->job); i++)
         run(server);
     if (job_drop(server_service(server)->job, &why) != 0)
-        abort(); /* with nobody attached, a job can always be dropped */
+        abort(); /* a job without ranks can always be dropped */
     run(server);
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* zerodctl explain reads what anybody's program printed. Seeds: tests/explain. */
+/* zerodctl explain with the output of any program. Seeds: tests/explain. */
 
 #include <stdlib.h>
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A conversation over a socket pair: four bytes of input are one act of the daemon or of its client. A model
- * keeps the sent frames; all of them must arrive in order, whole, once, with their descriptors or (at the
- * daemon) without any, and in the end no descriptor is left open.
+ * A conversation over a socket pair. Four bytes of input are one act of the daemon or its client. A model keeps the
+ * sent frames. All of them must arrive once, complete and in order, with their descriptors, or at the daemon without
+ * them. At the end no descriptor may be open.
  */
 
 #include <assert.h>
@@ -27,7 +27,7 @@ struct sent {
     uint8_t fill;
 };
 
-/* The frames of one direction. */
+/* The frames in one direction. */
 struct stream {
     struct sent sent[MAX_SENT];
     size_t n_sent, n_received;
@@ -40,7 +40,7 @@ struct act {
 };
 
 struct talk {
-    int daemon, client; /* sockets; the client's is -1 when it has gone */
+    int daemon, client; /* sockets; client is -1 after it has hung up */
     struct frame_queue queue;
     struct stream requests, replies;
 };
@@ -68,13 +68,13 @@ static void make_fds(int *fds, size_t n_fds)
     }
 }
 
-/* The next packet of a direction, to be sent. */
+/* Return: the next packet of a direction, which the caller sends. */
 static struct sent *stream_next(struct stream *stream, const struct act *act)
 {
     struct sent *sent = &stream->sent[stream->n_sent];
 
     *sent = (struct sent){
-        .n_bytes = act->size * 2 + 1, /* odd sizes up to FRAME_MAX_BYTES */
+        .n_bytes = act->size * 2 + 1, /* an odd size, up to FRAME_MAX_BYTES */
         .n_fds = act->n_fds % (FRAME_MAX_FDS + 1),
         .fill = stream->n_sent + 1,
     };
@@ -91,7 +91,7 @@ static void assert_arrived(struct stream *stream, const uint8_t *data, size_t n_
     assert(data[0] == sent->fill && data[n_bytes - 1] == sent->fill);
 }
 
-/* The client sends what a good client sends, or with descriptors, or more than a packet may have. */
+/* The client sends a valid packet, or one with descriptors, or one that is too large. */
 static void client_sends(struct talk *talk, const struct act *act, bool large)
 {
     struct sent *sent = stream_next(&talk->requests, act);
@@ -158,7 +158,7 @@ static void client_receives(struct talk *talk, const struct act *act)
     int r = frame_receive_fds(talk->client, &buffer);
 
     if (r) {
-        /* frames that are still queued have not been sent */
+        /* frames in the queue have not been sent */
         assert(r == FRAME_AGAIN && talk->replies.n_received + talk->queue.n_packets == talk->replies.n_sent);
         return;
     }

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Slurm's variables and what scontrol says of a node list. Nodes that zerodrun takes are as many as Slurm counts, and
- * those that the configuration takes are in the one that zerodrun writes, under the same names.
+ * Slurm's variables, and scontrol's output for a node list. zerodrun must accept as many nodes as Slurm counts. The
+ * nodes that the configuration accepts must have the same names in the configuration that zerodrun writes.
  *
- * An input is six texts, each ended by a NUL: SLURM_STEP_NUM_NODES, _NUM_TASKS, SLURM_NODEID, SLURM_STEP_NODELIST (the
- * hosts, between commas), SLURM_JOB_ID, SLURM_STEP_ID; then the output of scontrol.
+ * An input is six texts, each ended by a NUL: SLURM_STEP_NUM_NODES, _NUM_TASKS, SLURM_NODEID, SLURM_STEP_NODELIST
+ * (hosts between commas), SLURM_JOB_ID, SLURM_STEP_ID. Then comes the output of scontrol.
  */
 
 #include <assert.h>
@@ -28,7 +28,7 @@ enum { N_TEXTS = 6, MAX_BYTES = 1 << 17 };
 static const char *const names[N_TEXTS] = {"SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SLURM_NODEID",
                                            "SLURM_STEP_NODELIST",  "SLURM_JOB_ID",         "SLURM_STEP_ID"};
 
-/* Return: what scontrol says, as the list of nodes; or NULL. */
+/* Return: the list of nodes in scontrol's output, or NULL. */
 static char *read_hosts(const char *text, size_t n_bytes)
 {
     FILE *file = fmemopen((void *)text, n_bytes, "r");
@@ -46,7 +46,7 @@ static void check_address(const char *address, const char *host)
     const char *colon = strrchr(address, ':');
     size_t n = (size_t)(colon - address), n_host = strlen(host);
 
-    if (n == n_host + 2) { /* an IPv6 address */
+    if (n == n_host + 2) { /* an IPv6 address, in brackets */
         address++;
         n -= 2;
     }
@@ -94,13 +94,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     size_t at = 0;
 
     if (!nowhere)
-        stderr = nowhere = fopen("/dev/null", "we"); /* for zerodrun's sentences */
+        stderr = nowhere = fopen("/dev/null", "we"); /* hides zerodrun's messages */
     if (!text || size > MAX_BYTES)
         return 0;
     memcpy(text, data, size);
     text[size] = '\0';
     for (unsigned i = 0; i < N_TEXTS; i++) {
-        /* A list with ranges would be asked scontrol, which is a process. */
+        /* A list with ranges would start scontrol. */
         if (i == 3 && strchr(text + at, '['))
             unsetenv(names[i]);
         else

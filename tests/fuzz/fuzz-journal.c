@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Any bytes as what a daemon finds in a journal: as the head, and as records of the log, headers included. A head that
- * unpacks must pack, and unpack and pack again to the same bytes. What is read of the log lies in what was written.
+ * Any bytes as a journal that a daemon finds: as the head, and as records of the log with their headers. A head that
+ * unpacks must pack, and the result must unpack and pack again to the same bytes. All data that is read from the log
+ * must be inside of what was written.
  */
 
 #include <assert.h>
@@ -37,7 +38,7 @@ static void check_head(struct wire_arena *arena, const uint8_t *data, size_t siz
     assert(n[1] == n[0] && memcmp(packed[0], packed[1], (size_t)n[0]) == 0);
 }
 
-/* One record is written, and its header and data are replaced. */
+/* Writes one record, then replaces its header and data by the input. */
 static void check_log(struct journal *journal, const uint8_t *data, size_t size)
 {
     struct journal_record record = {.type = JOURNAL_REQUEST, .data = data, .n_bytes = size - HEADER_BYTES};

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Any bytes as a message to the keeper of zerodrun. What it does not refuse has a name that goes into LISTEN_FDNAMES
- * and means the same there; other lines in front of the message or behind it change nothing.
+ * Any bytes as a message to the keeper of zerodrun. An accepted name must be valid in LISTEN_FDNAMES and have the same
+ * meaning there. Other lines before or after the message must change nothing.
  */
 
 #include <assert.h>

@@ -2,11 +2,11 @@
 
 /*
  * Any bytes as messages between nodes. A message that unpacks must pack, and the result must unpack and pack again to
- * the same bytes; a message that does not unpack must have a reason. Each unpacked message is reported to a leader,
- * which may complain but must not crash: a node that has the key may send anything.
+ * the same bytes. A message that does not unpack must have a reason. Each unpacked message is reported to a leader,
+ * which may complain but must not crash, because a node with the key may send anything.
  *
- * The input is one message after the other: two bytes of length, one that says which node reports it and whether the
- * step and attempt that it names are put right, then the message.
+ * The input is a series of messages. Each begins with two bytes of length, and one byte for the node that reports it
+ * and whether its step and attempt are corrected.
  */
 
 #include <assert.h>
@@ -33,7 +33,7 @@ static struct wire_arena arena, said;
 
 /* ---- the leader's side --------------------------------------------------------------------------------- */
 
-/* Each message of the leader can be packed, and unpacked by its receivers. */
+/* Asserts that each message of the leader can be packed, and unpacked by its receivers. */
 static void on_say(void *userdata, const struct node_message *message)
 {
     struct heard *heard = userdata;
@@ -41,7 +41,7 @@ static void on_say(void *userdata, const struct node_message *message)
     int n = node_pack(&said, message, packet[1], sizeof(packet[1]));
 
     if (n == -EMSGSIZE)
-        return; /* of a report that was as large */
+        return; /* the report was as large */
     assert(n > 0);
     n = node_unpack(&said, packet[1], (size_t)n, &out, why, sizeof(why));
     assert(n == 0 && out.kind == message->kind);
@@ -107,7 +107,7 @@ static void report_all(struct leader *leader, struct node_message message)
         leader_hear(leader, i, &message);
 }
 
-/* Up to its first step. */
+/* Return: a leader before its first step. */
 static struct leader *start(struct heard *heard, const struct layout *layout, unsigned stage)
 {
     static const unsigned n_sources[NODES] = {1, 2, 1};
@@ -168,7 +168,7 @@ static void hear(struct heard *heard, uint8_t flags, const uint8_t *data, size_t
         message.step = heard->step;
         message.attempt = heard->attempt;
     }
-    message.node = flags % NODES; /* as nodes_hear() does */
+    message.node = flags % NODES; /* as in nodes_hear() */
     leader_hear(heard->leader, flags % NODES, &message);
     (void)leader_waits_for(heard->leader);
 }

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * What zerodrun's children print: lines, progress bars, repetitions, prefixes, on a terminal and into a file. Lines do
- * not depend on how the bytes arrive, and what is quoted in a message of zerodrun has no control characters.
+ * The output of zerodrun's children: lines, progress bars, repetitions and prefixes, on a terminal and in a file. Lines
+ * must not depend on the pieces in which bytes arrive. Text that zerodrun quotes must have no control characters.
  *
- * An input is a series of acts. The first byte says which of three processes it is of (2 bits), what happens (2 bits),
- * and how often the text that follows is repeated (4 bits). A text is headed by its length, one byte.
+ * An input is a series of acts. An act's first byte has the process, one of three (2 bits), what happens (2 bits), and
+ * how often the following text is repeated (4 bits). A text begins with its length, one byte.
  */
 
 #include <assert.h>
@@ -27,11 +27,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 enum { PROCESSES = 3, MAX_BYTES = 1 << 16, TIMES = 16, FED_BYTES = LINE_MAX_BYTES, WAIT_MS = 100 };
 
-/* As struct process_stream has them. */
+/* The fields of struct process_stream. */
 struct stream {
     struct output_source sources[LINES_MAX_ROWS];
     struct lines lines, bytewise;
-    XXH64_hash_t sums[2]; /* of what the two have handed out */
+    XXH64_hash_t sums[2]; /* hashes of the text that lines and bytewise handed out */
     struct repeats_source repeats;
     const uint64_t *now_ms;
 };
@@ -131,7 +131,7 @@ static void begin(struct stream *stream, struct output *output, struct repeats *
         abort();
 }
 
-/* n_fed: bytes of the input so far; texts are repeated until there are FED_BYTES. Return: the bytes of the act. */
+/* n_fed is the number of bytes fed so far. Texts are repeated until it is FED_BYTES. Return: the size of the act. */
 static size_t act(struct stream *stream, uint64_t *now_ms, size_t *n_fed, const uint8_t *data, size_t size)
 {
     unsigned times = 1 + data[0] / 16 * TIMES;

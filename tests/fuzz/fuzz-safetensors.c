@@ -2,8 +2,8 @@
 
 /*
  * Any bytes as the header of a safetensors file: four bytes with the size of the data behind it, little endian, then
- * the JSON. The tensors of a header that is read fill the data, and can be found; if all are of types that zerod
- * writes, they are written, and read again as the same.
+ * the JSON. If the header is read, its tensors must fill the data, and must be found by name. If zerod writes all their
+ * types, the tensors are written, and must read back the same.
  */
 
 #include <assert.h>

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The link between two nodes. The first byte of input says how the rest is used:
+ * The link between two nodes. The first byte of an input says how the rest is used:
  *
- *     0, 1    bytes from a stranger, to the listening or the connecting end, in pieces
- *     2       a conversation: four bytes are one act; a model keeps the sent frames, and all of them must arrive in
- *             order, or none any more once a byte was spoilt
- *     3       a frame that could be opened, and an introduction's text against ours
+ *     0, 1    bytes from a stranger, in pieces, to the listening or the connecting end
+ *     2       a conversation. Four bytes are one act. All sent frames must arrive in order, or none after a byte
+ *             was changed.
+ *     3       a frame that could be opened, and an introduction's text that is compared with ours
  *
  * libsodium's random bytes are the same in each run.
  */
@@ -26,7 +26,7 @@ struct act {
     uint16_t size;
 };
 
-/* One direction: the sealed bytes, how many of them were fed, and the frames that must come out. */
+/* One direction: the sealed bytes, how many of them were fed, and the frames that must arrive. */
 struct stream {
     struct secure_stream *from, *to;
     uint8_t *wire;
@@ -34,7 +34,7 @@ struct stream {
     uint16_t sizes[MAX_SAID];
     uint8_t fills[MAX_SAID];
     size_t n_said, n_heard;
-    bool *spoilt; /* of the conversation: a hello is part of both directions' keys */
+    bool *spoilt; /* shared by both directions, because each hello is part of both keys */
 };
 
 int LLVMFuzzerInitialize(int *argc, char ***argv);
@@ -84,7 +84,7 @@ static void init(struct secure_stream *stream, enum secure_stream_role role)
     secure_stream_init(stream, &options);
 }
 
-/* Nobody without the key gets further than a hello. */
+/* A stranger without the key gets no further than the hello. */
 static void hear_stranger(enum secure_stream_role role, const uint8_t *data, size_t size)
 {
     struct secure_stream_frame frame;
@@ -130,7 +130,7 @@ static void expect_heard(struct stream *stream, const struct secure_stream_frame
     stream->n_heard++;
 }
 
-/* Feeds a piece, and looks at all that comes of it. */
+/* Feeds n_bytes, and checks all frames that they complete. */
 static void carry(struct stream *stream, size_t n_bytes)
 {
     struct secure_stream_frame frame;
@@ -146,7 +146,7 @@ static void carry(struct stream *stream, size_t n_bytes)
     assert(r == SECURE_STREAM_AGAIN || *stream->spoilt);
 }
 
-/* A byte that has not arrived becomes another one. */
+/* Changes a byte that has not arrived. */
 static void spoil(struct stream *stream, const struct act *act)
 {
     size_t n_waiting = stream->n_wire - stream->n_fed;
@@ -167,7 +167,7 @@ static void play(struct stream *stream, const struct act *act)
         carry(stream, act->verb % 8 == 3 ? act->size % 64 : act->size);
         return;
     default:
-        if (act->verb >= 128) /* rarely: not much comes after */
+        if (act->verb >= 128) /* rarely, because it ends the conversation */
             spoil(stream, act);
     }
 }

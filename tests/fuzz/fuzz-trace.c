@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * zerodctl trace reads a daemon's answer, and files to merge. Whatever can be read prints as JSON, and what is merged
- * stays JSON.
+ * zerodctl trace with any daemon's answer, and any files to merge. Everything that can be read must be printed as JSON,
+ * and must remain JSON after merging.
  */
 
 #include <stdlib.h>

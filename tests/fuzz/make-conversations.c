@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Writes the seeds of fuzz-dispatch: conversations as a trainer and zerodctl have them. Argument: the folder. */
+/* Writes the seeds of fuzz-dispatch to a folder (the argument): conversations of a trainer and of zerodctl. */
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -48,7 +48,7 @@ static void end(struct conversation *c)
 
 enum { SMALL_ROWS = 8, LARGE_ROWS = 8200 /* two chunks, so two parts */ };
 
-/* Three parameters: two of one bucket, or the first of its own, and one frozen. */
+/* Declares three parameters. With few rows two share a bucket, else the first has its own. One is frozen. */
 static void attach(struct conversation *c, uint64_t rows)
 {
     static const uint64_t shape[] = {8};
@@ -100,7 +100,7 @@ static void step(struct conversation *c, uint64_t number, uint32_t use)
     say(c, 0, &(struct request){.type = REQUEST_STEP, .step = {.step = number}});
 }
 
-/* Inside a window; the last two are refused, and so is what comes before ClearFault. */
+/* Writes state in a window. The last two writes are refused, and all requests before ClearFault. */
 static void write_state(struct conversation *c)
 {
     static const struct request_write_state writes[] = {
@@ -179,7 +179,7 @@ static void push_part(struct conversation *c, uint32_t micro_batch, uint32_t par
                 .sequence = ++c->sequence, .micro_batch = micro_batch, .part = part, .ticket = ticket, .ordinal = 1}});
 }
 
-/* A gradient in two parts; then one part of it only, and the end of the micro-batch. */
+/* A gradient in two parts. Then only one of the parts, and the end of the micro-batch. */
 static void parts(const char *folder)
 {
     struct conversation c;

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Writes the seeds of fuzz-wire, fuzz-engine, fuzz-device, fuzz-nodes, fuzz-frame and fuzz-secure-stream: one packed
- * example of every message, and a few conversations; and those of fuzz-safetensors and fuzz-description: what a
- * checkpoint has; and those of fuzz-client: what a daemon answers a rank. Usage: make-corpus DIRECTORY (which has the
- * folders wire, engine, device, nodes, frame, secure-stream, safetensors, description and client).
+ * Writes seeds for these fuzzers. For wire, engine, device, nodes, frame and secure-stream: one packed example of every
+ * message, and a few conversations. For safetensors and description: the files of a checkpoint. For client: a daemon's
+ * answers to a rank. Usage: make-corpus DIRECTORY, which has a folder for each of them.
  */
 
 #include <errno.h>
@@ -108,7 +107,7 @@ static int write_device_messages(const char *directory)
     return r;
 }
 
-/* As fuzz-nodes takes it. Return: bytes behind at, or -errno. */
+/* Adds a message in the format of fuzz-nodes at offset `at`. Return: the end of the message, or -errno. */
 static int add_node_message(struct wire_arena *arena, size_t at, unsigned node, const struct node_message *message)
 {
     int n = node_pack(arena, message, packet + at + 3, sizeof(packet) - at - 3);
@@ -121,7 +120,7 @@ static int add_node_message(struct wire_arena *arena, size_t at, unsigned node, 
     return (int)at + 3 + n;
 }
 
-/* Three nodes ask, measure and update: a step. */
+/* Writes a step: three nodes ask, measure and update. */
 static int write_node_step(const char *directory, struct wire_arena *arena)
 {
     static const enum node_kind kinds[] = {NODE_READY, NODE_MOVED, NODE_ASKED, NODE_SUM, NODE_UPDATED, NODE_MOVED};
@@ -159,7 +158,7 @@ static int write_node_messages(const char *directory)
     return r;
 }
 
-/* One act of fuzz-frame is four bytes: verb, descriptors, size. */
+/* Writes acts of fuzz-frame. An act is four bytes: verb, descriptors, size. */
 static int write_talks(const char *directory)
 {
     static const struct {
@@ -194,10 +193,10 @@ static int write_talks(const char *directory)
     return r;
 }
 
-/* The first byte of an input of fuzz-secure-stream.c: it says how the rest is used. */
+/* The first byte of an input of fuzz-secure-stream.c, which says how the rest is used. */
 enum { FROM_STRANGER, TO_CONNECTING, CONVERSATION, OPENED_FRAME };
 
-/* A hello in pieces of up to 64 bytes, each behind its length less one, and something that is no frame. */
+/* Writes a hello in pieces of up to 64 bytes, each behind its length minus one, and bytes that are not a frame. */
 static int write_strangers(const char *directory)
 {
     struct secure_stream_key key;
@@ -211,7 +210,7 @@ static int write_strangers(const char *directory)
         return r;
     secure_stream_init(&stream, &options);
     memcpy(said, stream.hello, SECURE_STREAM_HELLO_BYTES);
-    said[SECURE_STREAM_HELLO_BYTES + SECURE_STREAM_HEADER_BYTES] = 50; /* a length */
+    said[SECURE_STREAM_HELLO_BYTES + SECURE_STREAM_HEADER_BYTES] = 50; /* a frame's length */
     secure_stream_deinit(&stream);
     *p++ = FROM_STRANGER;
     for (size_t at = 0; at < sizeof(said); at += 64) {
@@ -226,7 +225,7 @@ static int write_strangers(const char *directory)
     return r ? r : write_seed(directory, "secure-stream", "answer", packet, p - packet);
 }
 
-/* Acts as in write_talks(); 8 more in the verb is the other direction. */
+/* Writes acts as write_talks() does. 8 more in the verb means the other direction. */
 static int write_sealed_talk(const char *directory)
 {
     static const uint8_t verbs[] = {6, 14, 0, 8, 3, 11, 1, 6, 14, 6};
@@ -236,7 +235,7 @@ static int write_sealed_talk(const char *directory)
     *p++ = CONVERSATION;
     for (unsigned round = 0; round < 6; round++) {
         for (size_t i = 0; i < ARRAY_SIZE(verbs); i++, p += 4) {
-            p[0] = round == 5 && i == 7 ? 135 : verbs[i]; /* a byte is spoilt in the end */
+            p[0] = round == 5 && i == 7 ? 135 : verbs[i]; /* the last act changes a byte */
             p[1] = (uint8_t)(round + 1);
             memcpy(p + 2, &sizes[i], 2);
         }
@@ -267,7 +266,7 @@ static int write_opened_frames(const char *directory)
     return r;
 }
 
-/* As fuzz-safetensors takes it: the size of the data behind the header, then the header's JSON. */
+/* Writes a header in the format of fuzz-safetensors: the size of the data behind the header, then the header's JSON. */
 static int write_header(const char *directory, const char *name, struct safetensors *file)
 {
     _cleanup_free_ uint8_t *header = NULL;
@@ -313,7 +312,7 @@ static int write_headers(const char *directory)
     return r;
 }
 
-/* One as it is, and one without its seal, which fuzz-description adds. */
+/* Writes a description as it is, and one without its seal, which fuzz-description adds. */
 static int write_descriptions(const char *directory)
 {
     static const struct layout no_params;
@@ -355,7 +354,7 @@ struct answers {
     size_t n;
 };
 
-/* As fuzz-client.c reads it. pages: of n_fds descriptors. */
+/* Adds an answer in the format of fuzz-client.c. pages has the sizes of n_fds descriptors. */
 static void add_answer(struct answers *answers, const struct reply *reply, const uint16_t *pages, size_t n_fds)
 {
     uint8_t *at = answers->bytes + answers->n;
@@ -423,7 +422,7 @@ static void add_dones(struct answers *answers, size_t n)
         add_answer(answers, &(struct reply){.type = REPLY_DONE, .done = {.loss_scale = 1}}, NULL, 0);
 }
 
-/* What answers the calls of a rank in fuzz-client.c, up to its first step and beyond. */
+/* Adds the answers to the calls of a rank in fuzz-client.c, for one step and the calls after it. */
 static void add_training(struct answers *answers, unsigned stage, bool is_first)
 {
     const struct wire_segment state = {WIRE_SEGMENT_STATE, 5 * ANSWER_PAGE, false};
@@ -441,7 +440,7 @@ static void add_training(struct answers *answers, unsigned stage, bool is_first)
     add_answer(answers, &is, (uint16_t[]){5}, 1);
     add_answer(answers, &(struct reply){.type = REPLY_STATE_IS, .state_is = {.norm = 2}}, NULL, 0);
     add_dones(answers, 1);
-    add_welcome(answers, stage); /* to the question for the status */
+    add_welcome(answers, stage); /* for the connection that asks for the status */
     add_answer(answers,
                &(struct reply){.type = REPLY_ADMIN_PART,
                                .admin_part = {.json = (const uint8_t *)"{}", .n_json_bytes = 2, .last = true}},
@@ -484,7 +483,7 @@ static int write_answers(const char *directory)
         add_dones(&answers, stage == 3 ? 1 : 4); /* also for the initial weights */
         add_training(&answers, stage, true);
         add_window(&answers, stage);
-        add_dones(&answers, 2); /* an abort, and a fault that is cleared */
+        add_dones(&answers, 2); /* for an abort, and for a cleared fault */
         add_training(&answers, stage, false);
         snprintf(name, sizeof(name), "stage%u", stage);
         r = write_seed(directory, "client", name, answers.bytes, (int)answers.n);

@@ -2,9 +2,9 @@
 #pragma once
 
 /*
- * Any bytes as a packet of a conversation. What unpacks must pack, and that packet must unpack and pack again to the
- * same bytes; what does not unpack must have a reason. Cleaning and defaults may shorten what came in, padded numbers
- * too; nothing makes a valid message longer.
+ * Any bytes as a packet. A packet that unpacks must pack, and the result must unpack and pack again to the same bytes.
+ * A packet that does not unpack must have a reason. Packing may shorten a message, because of cleaned texts, defaults
+ * and padded numbers, but never makes it longer.
  */
 
 #include <assert.h>
@@ -17,8 +17,10 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* check_KIND() for messages that go one way, as PREFIX_unpack_KIND() and PREFIX_pack_KIND() have them in TYPE; all
- * their names, which reasons begin with, begin with NAMES. */
+/*
+ * Defines check_KIND() for messages in one direction. They have type TYPE, PREFIX_unpack_KIND() and PREFIX_pack_KIND().
+ * NAMES begins all their names, and therefore all reasons.
+ */
 #define DEFINE_ROUND_TRIP(prefix, kind, type, names)                                                                   \
     static void check_##kind(struct wire_arena *arena, const uint8_t *data, size_t size)                               \
     {                                                                                                                  \
@@ -39,7 +41,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
         assert(n[1] == n[0] && memcmp(packet[0], packet[1], (size_t)n[0]) == 0);                                       \
     }
 
-/* The fuzzer of a conversation's two ways. */
+/* Defines the fuzzer of both directions of a conversation. */
 #define DEFINE_FUZZER(one, other)                                                                                      \
     int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)                                                       \
     {                                                                                                                  \

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The golden numbers: docs/numerics.md a second time, in NumPy, to be compared with bit for bit.
-Usage: golden.py case.json out.npz, see README.md. The gradients are generated, here and in gradients.h."""
+"""
+The golden numbers: a second implementation of docs/numerics.md, in NumPy, for a comparison bit for bit. Usage:
+golden.py case.json out.npz, see README.md. Gradients are generated, here and in gradients.h.
+"""
 import json
 import math
 import sys
@@ -8,7 +10,7 @@ import numpy as np
 
 F = np.float32
 M64 = (1 << 64) - 1
-WEIGHTS = 0x57454947485453  # ASCII "WEIGHTS": initial values have the case's seed xor this
+WEIGHTS = 0x57454947485453  # ASCII "WEIGHTS"; the seed of initial values is the case's seed xor this
 SCALES = np.ldexp(F(1), -23 - np.arange(16)).astype(F)
 WORDS = set("""world_size seed steps optimizer type params groups micro_batches op max_norm loss_scale
     missing passes nonfinite lr betas eps weight_decay momentum dampening nesterov lr_decay adam_w_mode
@@ -16,7 +18,7 @@ WORDS = set("""world_size seed steps optimizer type params groups micro_batches 
     fp32 bf16 fp16 mean sum nan inf -inf wire nodes rounded_to moments bf16-stochastic 8bit
     fp32-24bit bf16-24bit 8bit-24bit""".split())
 
-# The generator: splitmix64 as a hash of the place where a gradient belongs; h is an int or a uint64 array.
+# The generator: splitmix64 as a hash of a gradient's position. h is an int or a uint64 array.
 def mix(h):
     h = (h + 0x9E3779B97F4A7C15) & M64
     h = ((h ^ (h >> 30)) * 0xBF58476D1CE4E5B9) & M64
@@ -30,12 +32,12 @@ def key(seed, step, micro, k, rank, param):
     return h
 
 def values(key, n):
-    """n fp32 values, each an integer in [-2^23, 2^23) times one of 2^-23 .. 2^-38: exact."""
+    """Return: n exact fp32 values, each an integer in [-2^23, 2^23) times a power from 2^-38 to 2^-23."""
     x = mix(np.arange(n, dtype=np.uint64) ^ np.uint64(key))
     mantissa = (x >> np.uint64(40)).astype(np.int32) - np.int32(1 << 23)
     return mantissa.astype(F) * SCALES[(x & np.uint64(15)).astype(np.intp)]
 
-# Dtypes: the bits of fp32 values rounded to nearest even, and exactly back.
+# Dtypes: fp32 values to bits, rounded to nearest even, and exactly back.
 def to_bits(x, dtype):
     if dtype == "fp16":
         return x.astype(np.float16).view(np.uint16)
@@ -58,7 +60,7 @@ def matches(rule, at):
     return all(at[f] in (rule[f] if isinstance(rule[f], list) else [rule[f]]) for f in set(rule) - {"times"})
 
 def n_passes(case, **at):
-    """How often a rank pushes a parameter in a micro-batch."""
+    """Return: how often a rank pushes a parameter in a micro-batch."""
     n = [1] + [rule["times"] for rule in case.get("passes", []) if matches(rule, at)]
     frozen = not case["params"][at["param"]].get("trainable", True)
     return 0 if frozen or any(matches(rule, at) for rule in case.get("missing", [])) else n[-1]
@@ -72,14 +74,14 @@ def gradient(case, step, micro, k, rank, param):
     return from_bits(to_bits(g, dtype), dtype)
 
 def one_has_all(nodes, first, n):
-    """Does one node have the ranks [first, first + n)? nodes: how many each has."""
+    """Return: whether one node has all ranks [first, first + n). nodes: the number of ranks of each node."""
     ends = np.cumsum(nodes)
     return any(end - count <= first and first + n <= end for end, count in zip(ends, nodes))
 
 def tree(g, wire=None, first=0):
     """
-    The sum of one array per rank: split at the largest power of two below their number. wire: {nodes, rounded_to}: the
-    sum of the largest subtree that a node has is rounded to that dtype before it is added to others'.
+    Return: the sum of one array per rank, split at the largest power of two below their number. wire: {nodes,
+    rounded_to}: the sum of a node's largest subtree is rounded to that dtype before it is added to other sums.
     """
     if wire and one_has_all(wire["nodes"], first, len(g)):
         return from_bits(to_bits(tree(g), wire["rounded_to"]), wire["rounded_to"])
@@ -89,7 +91,7 @@ def tree(g, wire=None, first=0):
     return tree(g[:split], wire, first) + tree(g[split:], wire, first + split)
 
 def accumulate(case, step, param):
-    """A parameter's accumulator in a step, flat; None if no rank pushed it."""
+    """Return: a parameter's accumulator in a step, flat, or None if no rank pushed it."""
     zero, acc = np.zeros(math.prod(case["params"][param]["shape"]), F), None
     for micro in range(now(case.get("micro_batches", 1), step)):
         n = [n_passes(case, rank=r, step=step, micro=micro, param=param) for r in range(case["world_size"])]
@@ -100,7 +102,7 @@ def accumulate(case, step, param):
 
 # Section 2: the norm.
 def runs(acc):
-    """The sums of squares of runs of 64, in double. The padding adds +0 to lanes, which are never -0."""
+    """Return: the sums of squares of runs of 64, in double. The padding adds +0 to lanes, which are never -0."""
     x = np.pad(acc.astype(np.float64), (0, -acc.size % 64)).reshape(-1, 8, 8)  # run, turn, lane
     a = np.zeros((8, len(x)))
     for turn in range(8):
@@ -108,12 +110,12 @@ def runs(acc):
     return ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]))
 
 def exact_sum(x):
-    """The sum, rounded once, of finite doubles that are multiples of 2^-298, as squares of fp32 are."""
+    """Return: the sum, rounded once. x: finite doubles that are multiples of 2^-298, like squares of fp32 values."""
     m, e = np.frexp(x)
     total = sum(m << (e + 347) for m, e in zip(np.ldexp(m, 53).astype(np.int64).tolist(), e.tolist()))
-    return total / (1 << 400)  # Python divides integers with one rounding to nearest even
+    return total / (1 << 400)  # Python's division of integers rounds once, to nearest even
 
-# Section 4: the update. t is the parameter's step count, o its options. Returns p, m, v.
+# Section 4: the update. t is the parameter's step count, o its options. All return p, m, v.
 def adam(p, m, v, g, t, o):
     lr, wd, (beta1, beta2) = o["lr"], o.get("weight_decay", 0.0), o["betas"]
     b1, c1, b2, c2, eps = F(beta1), F(1 - beta1), F(beta2), F(1 - beta2), F(o["eps"])
@@ -155,13 +157,13 @@ def mix32(x):
     return x ^ x >> 16
 
 def draws(param, t, elems, flip=0):
-    """32 random bits for each of these elements of a parameter."""
+    """Return: 32 random bits for each of these elements of a parameter."""
     place = mix32((mix32((mix32(t & 0xFFFFFFFF) + (t >> 32)) & 0xFFFFFFFF) + param) & 0xFFFFFFFF)
     places = (elems.astype(np.uint64) * np.uint64(0x9E3779B9)) & np.uint64(0xFFFFFFFF)
     return mix32(places ^ np.uint64(place ^ flip))
 
 def in_groups(x, which, draw):
-    """What is left of a moment in 8 bits. draw: 20 bits for each element."""
+    """Return: a moment after it was stored in 8 bits. draw: 20 bits for each element."""
     bits = np.pad(x.view(np.uint32).astype(np.int64) & 0x7FFFFFFF, (0, -x.size % 64))
     upper = np.minimum((bits + np.pad(draw.astype(np.int64), (0, -x.size % 64))) >> 20, 0x7F7).reshape(-1, 64)
     less = 8 * np.maximum((upper.max(axis=1, keepdims=True) >> 3) - (15, 31)[which], 0)
@@ -170,7 +172,7 @@ def in_groups(x, which, draw):
     return values if which else np.copysign(values, x)
 
 def stored(case, moment, which, param, t):
-    """A moment as it lies in memory, in fp32; which: 0, exp_avg; 1, exp_avg_sq."""
+    """Return: a moment, in fp32, after it was stored. which: 0 exp_avg, 1 exp_avg_sq."""
     kind = case.get("moments", "fp32").removesuffix("-24bit")
     if moment is None or kind == "fp32":
         return moment
@@ -184,7 +186,7 @@ def stored(case, moment, which, param, t):
     return np.where(np.isnan(moment), moment, (u & np.uint64(0xFFFF0000)).astype(np.uint32).view(F))
 
 def stored_master(case, p, param, t):
-    """A master as it lies in memory, in fp32."""
+    """Return: a master weight, in fp32, after it was stored."""
     kind = case.get("moments", "fp32")
     if case["params"][param].get("weight_dtype", "fp32") != "bf16" or not kind.endswith("-24bit"):
         return p
@@ -198,13 +200,13 @@ def stored_master(case, p, param, t):
 
 # A run of a case.
 def options(case, param, step):
-    """What holds for a parameter in a step: its group's before the optimizer's."""
+    """Return: a parameter's options in a step. Its group's options override the optimizer's."""
     o = {**case["optimizer"]["params"], **case.get("groups", [{}])[case["params"][param].get("group", 0)]}
     o["adam_w_mode"] = case["optimizer"]["type"] == "AdamW" or o.get("adam_w_mode", True)
     return {name: x if name == "betas" else now(x, step) for name, x in o.items()}
 
 def check(x):
-    """Refuses unknown words: a misspelt one would silently test something else."""
+    """Refuses unknown words, because a misspelt word would silently test something else."""
     unknown = (set(x) if isinstance(x, dict) else {x} if isinstance(x, str) else set()) - WORDS
     if unknown:
         raise ValueError(f"unknown in a golden case: {sorted(unknown)}")
@@ -212,7 +214,9 @@ def check(x):
         check(child)
 
 def begin(case, i):
-    """Section 6. A moment that the optimizer does not have, or a frozen parameter, is None."""
+    """
+    Section 6: the initial state. Moments that the optimizer lacks are None, and all moments of a frozen parameter.
+    """
     q, kind, o = case["params"][i], case["optimizer"]["type"], options(case, i, 0)
     p = values(key(case["seed"] ^ WEIGHTS, 0, 0, 0, 0, i), math.prod(q["shape"]))
     dtype, buffer = q.get("weight_dtype", "fp32"), kind == "SGD" and o.get("momentum", 0) != 0
@@ -221,7 +225,7 @@ def begin(case, i):
     return from_bits(to_bits(p, dtype), dtype), *moments
 
 def advance(case, step, state, counts):
-    """One step: changes both lists in place, returns norm, coef, scale, applied."""
+    """One step. Changes both lists in place. Return: norm, coef, scale, applied."""
     pushed = {i: acc for i in range(len(state)) if (acc := accumulate(case, step, i)) is not None}
     squares = np.concatenate([np.zeros(0)] + [runs(acc) for acc in pushed.values()])
     if not np.isfinite(squares).all():
@@ -238,8 +242,10 @@ def advance(case, step, state, counts):
     return dict(norm=norm, coef=coef, scale=s, applied=True)
 
 def run(case):
-    """A dict per step: norm, coef, scale, applied, and lists over the parameters as they are after the step:
-    counts, master, exp_avg, exp_avg_sq, weights (the bits of their dtype)."""
+    """
+    Return: a dict per step: norm, coef, scale, applied, and lists over the parameters after the step: counts, master,
+    exp_avg, exp_avg_sq, weights (as bits of their dtype).
+    """
     check(case)
     params, results = case["params"], []
     state, counts = [begin(case, i) for i in range(len(params))], [0] * len(params)

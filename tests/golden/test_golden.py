@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Is the judge right? golden.py against doubles, fractions, torch, known values and gradients.h."""
+"""Tests of golden.py: against doubles, fractions, torch, known values and gradients.h."""
 import copy
 import hashlib
 import json
@@ -38,7 +38,7 @@ OPTIMIZERS = {
 
 
 def make_case(**changes):
-    """Ragged shapes, two micro-batches, three ranks, clipping; each test changes what it is about."""
+    """Return: a case with ragged shapes, two micro-batches, three ranks and clipping, with the changes of a test."""
     case = {
         "world_size": 3, "seed": 11, "steps": 3, "micro_batches": 2, "max_norm": 1.0,
         "optimizer": OPTIMIZERS["AdamW"],
@@ -48,7 +48,7 @@ def make_case(**changes):
 
 
 def bits(results):
-    """All bits of a run, for equality."""
+    """Return: a hash of all bits of a run."""
     h = hashlib.sha256()
     for r in results:
         scalars = [r["norm"], r["coef"], r["scale"], r["applied"], *r["counts"]]
@@ -62,7 +62,7 @@ def bits(results):
 # The generator.
 
 def test_mix_is_splitmix64():
-    # Published outputs of splitmix64 for the seeds 0 and 1234567; the state advances by the golden ratio.
+    # Published outputs of splitmix64 for the seeds 0 and 1234567. The state advances by the golden ratio.
     gamma = 0x9E3779B97F4A7C15
     assert golden.mix(0) == 0xE220A8397B1DCDAF
     want = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431,
@@ -134,7 +134,7 @@ int main(int argc, char **argv)
 
 @pytest.fixture(scope="module", params=["-O0", "-O3 -ffast-math"])
 def c_program(request, tmp_path_factory):
-    """Fast-math included: the header claims that flags do not matter."""
+    """A program with gradients.h, built with several flags, also fast-math: its values must not depend on flags."""
     folder = tmp_path_factory.mktemp("gradients")
     (folder / "gradients.c").write_text(C_PROGRAM, encoding="utf-8")
     flags = "-std=gnu17 -Wall -Wextra -Werror -Wshadow -Wvla -Wmissing-prototypes -Wstrict-prototypes " \
@@ -157,7 +157,7 @@ def test_header_generates_the_same_bits(c_program):
 
 
 def rounding_inputs():
-    """fp32 bits: all bf16 and fp16 values, the points half way to the next, neighbours of each, and noise."""
+    """Return: fp32 bits of all 16-bit values, the midpoints to their neighbours, neighbours of these, and noise."""
     half = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     x = half.astype(np.float64)[np.isfinite(half)]
     between = (x + np.roll(x, -1)) / 2
@@ -174,7 +174,7 @@ def test_header_rounds_to_the_same_bits(c_program):
     x = inputs.view(F)
     with np.errstate(all="ignore"):
         assert (bf16 == golden.to_bits(x, "bf16")).all()
-        # Some processors make a NaN quiet when they narrow it and some do not.
+        # Narrowing makes a signalling NaN quiet on some processors only.
         want, nan = golden.to_bits(x, "fp16"), np.isnan(x)
     assert (fp16[~nan] == want[~nan]).all() and ((fp16[nan] & 0x7FFF) > 0x7C00).all()
 
@@ -189,7 +189,7 @@ def test_bf16_known_values():
              2**-126: 0x0080, 2**-133: 0x0001, 2**-134: 0x0000, 3 * 2**-134: 0x0002, 2**-149: 0x0000}
     assert golden.to_bits(np.array(list(known), F), "bf16").tolist() == list(known.values())
     assert np.isnan(golden.from_bits(golden.to_bits(np.array([math.nan], F), "bf16"), "bf16")).all()
-    low_nan = np.array([0x7F800001, 0xFFFFFFFF], np.uint32).view(F)     # lost by cutting off, by rounding up
+    low_nan = np.array([0x7F800001, 0xFFFFFFFF], np.uint32).view(F)     # lost by truncation, by rounding up
     assert np.isnan(golden.from_bits(golden.to_bits(low_nan, "bf16"), "bf16")).all()
 
 
@@ -205,7 +205,7 @@ def test_fp16_known_values():
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_16_bit_rounding_is_to_nearest_even(dtype):
-    """By search among all 16-bit values, in exact fractions."""
+    """The nearest 16-bit value is found by a search of all of them, in exact fractions."""
     finite = {}
     for b in range(0, 0x7F80 if dtype == "bf16" else 0x7C00):
         finite[b] = Fraction(float(golden.from_bits(np.array([b], np.uint16), dtype)[0]))
@@ -294,7 +294,7 @@ def test_accumulator_is_never_minus_zero():
 # The norm.
 
 def exact_norm(case, step, divisor):
-    """One element at a time, in Python's floats and fractions."""
+    """Computes the norm one element at a time, in Python's floats and fractions."""
     total = Fraction(0)
     for i in range(len(case["params"])):
         acc = golden.accumulate(case, step, i)
@@ -349,7 +349,7 @@ def test_extreme_accumulators_have_a_norm():
 # The update.
 
 def reference(kind, o, p, m, v, g, t):
-    """The optimizers as textbooks and torch write them, in double."""
+    """The optimizers in double, as in textbooks and in torch."""
     lr, wd = o["lr"], o.get("weight_decay", 0.0)
     if kind in ("Adam", "AdamW"):
         b1, b2 = o["betas"]
@@ -380,7 +380,7 @@ def assert_near(got, want, tolerance):
 
 
 def scaled_gradients(case, step):
-    """The summed gradients, divided and clipped in double."""
+    """Return: the summed gradients, divided and clipped in double."""
     acc = [golden.accumulate(case, step, i) for i in range(len(case["params"]))]
     norm = math.sqrt(sum(float(np.sum(a.astype(np.float64)**2)) for a in acc)) / case["world_size"]
     coef = min(1.0, case["max_norm"] / (norm + 1e-6)) if case["max_norm"] else 1.0
@@ -393,7 +393,7 @@ def test_against_doubles(name, max_norm):
     o = OPTIMIZERS[name]
     case = make_case(optimizer=o, steps=50, max_norm=max_norm)
     case["params"][3]["weight_dtype"] = case["params"][0]["grad_dtype"] = "bf16"
-    case["params"][2]["shape"] = [70]       # a single element that crosses zero would have no scale
+    case["params"][2]["shape"] = [70]       # a single element could cross zero and would then have no scale
     results = golden.run(case)
     start = golden.run({**case, "steps": 1, "missing": [{"step": 0}]})[0]["master"]
     state = [(p.ravel().astype(np.float64), np.zeros(p.size), np.zeros(p.size)) for p in start]
@@ -407,7 +407,7 @@ def test_against_doubles(name, max_norm):
                         assert x.dtype == F
                         assert_near(x.ravel(), want, 5e-6 if step == 49 else 2e-6)
     assert results[-1]["counts"] == [50] * 4
-    assert np.abs(results[-1]["master"][0] - start[0]).max() > 1e-3      # it has gone somewhere
+    assert np.abs(results[-1]["master"][0] - start[0]).max() > 1e-3      # the weight has moved
 
 
 @pytest.mark.parametrize("name", ["AdamW", "Adam-L2", "SGD", "SGD-momentum", "SGD-nesterov", "Adagrad"])
@@ -441,7 +441,7 @@ def test_torch_rounds_to_the_same_16_bits():
 
 
 class Fp32(float):
-    """A number whose operations round to fp32. They may round to double before: it is wide enough."""
+    """A number whose operations round to fp32. Rounding to double first is harmless, because double is wide enough."""
 
     def __new__(cls, x):
         return super().__new__(cls, struct.unpack("f", struct.pack("f", x))[0])
@@ -463,7 +463,7 @@ class Fp32(float):
 
 
 def by_the_page(kind, o, p, m, v, g, t):
-    """One element, copied line by line from section 4 of docs/numerics.md."""
+    """One element's update, copied line by line from section 4 of docs/numerics.md."""
     lr, wd, eps = o["lr"], o.get("weight_decay", 0.0), Fp32(o.get("eps", 0.0))
     beta1, beta2 = o.get("betas", (0.0, 0.0))
     decay, b1, c1, b2, c2 = map(Fp32, (1 - lr * wd, beta1, 1 - beta1, beta2, 1 - beta2))
@@ -511,7 +511,7 @@ def test_each_operation_rounds_to_fp32(name):
 
 
 def one_update(kind, params, p, g, steps=1):
-    """An element's p, m, v after the same gradient in each step, through golden's functions."""
+    """Return: an element's p, m, v after the same gradient in each step, computed by golden.py."""
     state = [np.array([p], F), np.zeros(1, F), np.zeros(1, F)]
     for t in range(1, steps + 1):
         state = golden.UPDATES[kind](*state, np.array([g], F), t, params)
@@ -519,7 +519,9 @@ def one_update(kind, params, p, g, steps=1):
 
 
 def test_moments_in_bf16():
-    """The weight follows from the moments before they are rounded, the next step from the rounded ones."""
+    """
+    The weight is computed from the moments before they are rounded, the next step's moments from the rounded ones.
+    """
     case = make_case(steps=2, max_norm=0, params=[{"shape": [400]}])
     exact, (one, two) = golden.run({**case, "steps": 1})[0], golden.run({**case, "moments": "bf16"})
     assert (one["master"][0] == exact["master"][0]).all()
@@ -532,7 +534,7 @@ def test_moments_in_bf16():
 
 
 def test_stochastic_rounding():
-    """To one of the two neighbours, each as often as it is near; by another draw for each element, step, parameter and moment."""
+    """Values round to a neighbour by distance, with a separate draw for each element, step, parameter and moment."""
     case, n = {"moments": "bf16-stochastic"}, 100000
     for value, up in ((1 + 2**-9, 0.25), (1 + 3 * 2**-9, 0.75), (-1 - 2**-8, 0.5), (1.0, 0), (3e-39, None)):
         x = np.full(n, value, F)
@@ -552,7 +554,7 @@ def test_stochastic_rounding():
 
 
 def test_masters_of_24_bits():
-    """Masters that 24 bits hold stay; the weight is the master rounded to nearest; there is no bias, halfway neither."""
+    """Masters of 24 bits stay exact, and the weight is the rounded master. There is no bias, also not at midpoints."""
     case = {"params": [{"weight_dtype": "bf16"}, {}], "moments": "fp32-24bit"}
     p = np.array([1, 1 + 2**-7, -1 - 2**-15, 1 + 127 * 2**-15, 0, -0.0, np.inf, np.nan], F)
     got = golden.stored_master(case, p, 0, 1)
@@ -566,7 +568,7 @@ def test_masters_of_24_bits():
 
 
 def test_moments_in_groups():
-    """A shared exponent for 64 elements; what is too small for it; and no bias."""
+    """64 elements share an exponent. Elements too small for it, and the absence of a bias, are tested too."""
     x = np.zeros(130, F)
     x[:4], x[64], x[128:] = (1.0, -1.5, 2.0**-15 * 1.125, 2.0**-15), 3e-39, (np.inf, np.nan)
     zeros = np.zeros(130, np.uint64)
@@ -590,7 +592,7 @@ def test_lion_goes_by_the_sign():
 
 
 def test_known_first_steps():
-    """Numbers that a reader can check in his head."""
+    """Numbers that a reader can check by mental arithmetic."""
     adam = {"lr": 0.125, "betas": [0.5, 0.75], "eps": 0.0, "weight_decay": 0.5}
     assert one_update("AdamW", {**adam, "adam_w_mode": True}, 2.0, 4.0) == [2 * 0.9375 - 0.125, 2.0, 4.0]
     scalars_in_double = {**adam, "adam_w_mode": True, "lr": 0.3, "weight_decay": 0.3, "eps": 1.0}
@@ -613,8 +615,8 @@ def test_weights_of_fp32_are_the_master():
 def test_a_parameter_that_nobody_pushed_is_left_alone():
     results = golden.run(make_case(steps=4, missing=[{"param": 0, "step": [1, 2]}, {"param": 3, "rank": 0}]))
     assert [r["counts"][0] for r in results] == [1, 1, 1, 2]
-    assert [r["counts"][1] for r in results] == [1, 2, 3, 4]     # without elements, but pushed
-    assert [r["counts"][3] for r in results] == [1, 2, 3, 4]     # by two of three ranks
+    assert [r["counts"][1] for r in results] == [1, 2, 3, 4]     # no elements, but pushed
+    assert [r["counts"][3] for r in results] == [1, 2, 3, 4]     # pushed by two of three ranks
     for name in ("master", "exp_avg", "exp_avg_sq"):
         assert (results[0][name][0] == results[2][name][0]).all()
         assert (results[2][name][0] != results[3][name][0]).any()
@@ -623,13 +625,13 @@ def test_a_parameter_that_nobody_pushed_is_left_alone():
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", 1e30])
 def test_a_non_finite_step_is_not_applied(value):
     case = make_case(steps=4, nonfinite=[[1, 2, 1, 3, 199, value]])
-    case["params"][3]["grad_dtype"] = "fp16"        # in which 1e30 is infinite
+    case["params"][3]["grad_dtype"] = "fp16"        # 1e30 is infinite in fp16
     results = golden.run(case)
     assert [r["applied"] for r in results] == [True, False, True, True]
     assert [r["counts"][0] for r in results] == [1, 1, 2, 3] and math.isnan(results[1]["norm"])
     assert bits([{**results[1], "norm": 0, "coef": 0, "scale": 0, "applied": 0}]) == \
         bits([{**results[0], "norm": 0, "coef": 0, "scale": 0, "applied": 0}])
-    # A step that was never pushed leaves the same behind.
+    # A step without any push has the same result.
     quiet = golden.run({**case, "nonfinite": [], "missing": [{"step": 1}]})
     assert bits(results[2:]) == bits(quiet[2:])
 
@@ -697,7 +699,7 @@ def test_command_line(tmp_path):
         assert f"exp_avg_sq.{i}" not in out
 
 
-# The whole, pinned: NumPy's version and the processor must not matter.
+# Pinned hashes of complete runs: they must not depend on NumPy's version or the processor.
 
 PINNED_RUNS = {
     "AdamW": "6dbb04b7226ff7eebc7a2398cbf35937",

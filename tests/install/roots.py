@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Clean roots made of a distribution's packages, in which nobody has installed anything of zerod yet.
+Clean root folders made of a distribution's packages, without anything of zerod.
 
     root = Root(tmp_path / "root", "trixie", ["python3-venv"])
     root.give(wheel)                               # into the root's /tmp
     assert "0.2.0" in root.run("zerod --version")
 
-Commands run as root in a chroot, in mount and process namespaces of their own, with the machine's network. Root.missing()
-says why there can be none.
+Commands run as root in a chroot, in private mount and process namespaces, with the machine's network. Root.missing()
+returns the reason if that is impossible.
 """
 
 import os
@@ -27,7 +27,7 @@ exec chroot "$1" env -i HOME=/root LC_ALL=C.UTF-8 DEBIAN_FRONTEND=noninteractive
 
 
 def mirror():
-    """Where this machine has its Debian packages from."""
+    """Return: the address from which this machine gets its Debian packages."""
     sources = Path("/etc/apt/sources.list.d/debian.sources")
     text = sources.read_text() if sources.exists() else Path("/etc/apt/sources.list").read_text()
     return re.search(r"^(?:URIs:|deb)\s+(?:\[[^]]*\]\s+)?(\S+)", text, re.MULTILINE)[1]
@@ -52,7 +52,7 @@ class Root:
             shutil.copy(path, self.folder / "tmp")
 
     def run(self, command, status=0, timeout=300):
-        """Both outputs of the command, in the root's /tmp; it has to exit with that status."""
+        """Runs a command in the root's /tmp. It must exit with that status. Return: its standard output and error."""
         result = subprocess.run(["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", ENTER, "sh",
                                  self.folder, command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                 stderr=subprocess.STDOUT, text=True, timeout=timeout)  # fmt: skip

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-The wheel and the Debian packages, as scripts/wheel and scripts/packages make them, in clean roots of Debian 12 and 13.
+The wheel and the Debian packages of scripts/wheel and scripts/packages, in clean roots of Debian 12 and 13.
 
-Debian 12's root gets torch by pip; Debian 13's has Debian's own, which is the oldest that zerod works with (2.6).
+Debian 12's root gets torch by pip. Debian 13's root has Debian's torch, the oldest that zerod supports (2.6).
 """
 
 import re
@@ -34,7 +34,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def train():
-    """The program of the README's first use."""
+    """Return: the program of the README's first use."""
     return re.search(r"```python\n(# train.py.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
 
 
@@ -49,10 +49,10 @@ def root(request, tmp_path_factory, train):
 
 
 def install_torch(root, tmp_path):
-    """An environment with torch. Returns the options for pip that go with it."""
+    """Makes an environment with torch. Return: the pip options that it needs."""
     if root.suite == "trixie":
         root.run("python3 -m venv --system-site-packages /env")
-        return "--no-deps"  # Debian's torch and sympy are of other versions than torch's metadata ask for
+        return "--no-deps"  # Debian's torch and sympy have other versions than torch's metadata require
     version = root.run("python3 -c 'import sys; print(*sys.version_info[:2], sep=str())'").strip()
     here = f"{sys.version_info.major}{sys.version_info.minor}"
     assert version == here, f"pip fetches torch for Python {here}; the root has {version}"
@@ -63,7 +63,7 @@ def install_torch(root, tmp_path):
 
 
 def trains(root, path=""):
-    """Do two ranks train, and is a mistake explained?"""
+    """Two ranks must train, and a mistake must be explained."""
     said = root.run(f"{path}zerodrun -n 2 -- python3 train.py")
     assert "[0] step 200: loss is below 1: True" in said
     said = root.run(f"{path}zerodrun -n 2 -- python3 train.py with-mistake", status=1)
@@ -71,7 +71,7 @@ def trains(root, path=""):
 
 
 def test_wheel(root, made, tmp_path):
-    """One command beside torch, and everything is there: no compiler, no library, nothing else."""
+    """One command installs zerod next to torch, without a compiler, a library or other packages."""
     options = install_torch(root, tmp_path)
     root.give(made.wheel, ROOT / "tests/explain/ready-once-reentrant.txt")
     root.run(f"/env/bin/pip install --quiet --no-index --find-links /tmp {options} {made.wheel.name}")
@@ -84,7 +84,7 @@ def test_wheel(root, made, tmp_path):
     for program in ("zerod", "zerodctl", "zerodrun"):
         assert f"{program} {version()}" in root.run(f"/env/bin/{program} --version")
     root.run("cd /env/share/bash-completion/completions; ls zerod zerodrun zerodctl")
-    # It knows the root's terminals, and so asks for the daemon.
+    # zerodctl knows the root's terminals, and therefore asks for the daemon.
     for terminal, said, status in (("xterm-256color", "no daemon on", 69), ("no-such", "knows no terminal", 64)):
         command = f"TERM={terminal} script -qec '/env/bin/zerodctl --socket /none top' /dev/null"
         assert said in root.run(command, status=status)
@@ -102,7 +102,9 @@ def version():
 
 
 def test_packages(root, made, tmp_path):
-    """Installed by apt with what they depend on, enabled, upgraded while enabled, removed, purged."""
+    """
+    The packages are installed by apt with their dependencies, enabled, upgraded while enabled, removed and purged.
+    """
     root.give(*made.debs.values())
     root.run("apt-get update")
     root.run("apt-get install --yes --no-install-recommends ./*.deb", timeout=600)
@@ -127,12 +129,12 @@ def test_packages(root, made, tmp_path):
     root.run("dpkg --purge zerod-engine-gloo zerod-exporter zerod libzerod-dev python3-zerod libzerod0")
     left = set(root.run("find / -xdev -name '*zerod*' -not -path '/tmp/*' -not -path '/env/*' -not -path '/proc/*' "
                         "-not -path '/dev/*'").split())  # fmt: skip
-    # What somebody wrote himself, and nothing else.
+    # Only files that a user wrote are left.
     assert left == {"/etc/zerod", "/var/lib/zerod"}
 
 
 def newer(deb, folder):
-    """The same package, of a later version."""
+    """Return: the same package with a later version."""
     subprocess.run(["dpkg-deb", "--raw-extract", deb, folder / "unpacked"], check=True)
     control = folder / "unpacked/DEBIAN/control"
     control.write_text(re.sub(r"^Version: (.*)$", r"Version: \1+1~newer", control.read_text(), flags=re.MULTILINE))
@@ -141,7 +143,7 @@ def newer(deb, folder):
 
 
 def test_too_old():
-    """auditwheel refuses what a platform lacks, and the script says where to build instead."""
+    """auditwheel refuses functions that a platform lacks, and the script names a system to build on."""
     result = subprocess.run([ROOT / "scripts/wheel", "--platform", "manylinux_2_17_x86_64"], capture_output=True, text=True)
     assert result.returncode == 1
     assert re.search(r"needs more than manylinux_2_17_x86_64 has.*build on Debian 12", result.stderr, re.DOTALL)

@@ -20,7 +20,7 @@ void *device_memory_new(size_t n_bytes)
 {
     void *memory = NULL;
 
-    /* Pinned, and not managed: that may thrash a GPU, and sandboxes often have none of it. */
+    /* Pinned memory instead of managed memory, which may thrash a GPU, and which sandboxes often lack. */
     if (cudaHostAlloc(&memory, n_bytes > 0 ? n_bytes : 1, cudaHostAllocMapped) != cudaSuccess)
         abort();
     return memory;

@@ -67,7 +67,7 @@ bool device_was_stopped(void)
     return stopped;
 }
 
-/* A stream that is never behind. */
+/* Launches a kernel on a stream that has no delay: runs it at once. */
 int sim_launch(struct CUstream_st *stream, void (*run)(void *), void (*free_args)(void *), void *args)
 {
     if (setjmp(before_launch) == 0)
@@ -79,7 +79,7 @@ int sim_launch(struct CUstream_st *stream, void (*run)(void *), void (*free_args
     return 0;
 }
 
-/* Code of the CPU is always there; test-device-launches.c has what a device minds. */
+/* Code for the CPU is always loaded. test-device-launches.c tests what a device refuses. */
 int sim_load(const void *kernel)
 {
     return 0;

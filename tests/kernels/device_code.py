@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks nvcc's output for the kernels: it has machine code for each generation and the portable form, and no
-instruction that would give other bits than the CPU's.
+"""Checks nvcc's output for the kernels. It must have machine code for each generation and the portable form, and no
+instruction that gives other bits than the CPU.
 
     device_code.py ARCH[,ARCH...] OBJECT...
 
-Objects are compiled with --no-compress, so that machine code lies in them as ELF files and the portable form (PTX) as
-text. So this program needs none of CUDA's tools, which not every installation has.
+Objects are compiled with --no-compress, so that they contain machine code as ELF files and the portable form (PTX) as
+text. So this program needs none of CUDA's tools, which some installations lack.
 """
 
 import re
@@ -13,17 +13,17 @@ import struct
 import sys
 from pathlib import Path
 
-CONTAINER = b"\x50\xed\x55\xba"  # then u16 version, u16 bytes of this header, u64 bytes behind it
+CONTAINER = b"\x50\xed\x55\xba"  # then u16 version, u16 bytes of this header, u64 bytes of contents
 PTX, ELF = 1, 2
 EM_CUDA = 190
 E_MACHINE, E_FLAGS = 18, 48
 
-# Fused or approximate arithmetic, flushed subnormals. Integer multiply-add (mad.lo.s32) is none of them.
+# Fused or approximate arithmetic, flushed subnormals. Integer multiply-add (mad.lo.s32) is allowed.
 FORBIDDEN = re.compile(r"\b(?:fma\.|mad\.(?:rn|rz|rm|rp|f)|\S*\.approx|\S*\.ftz|(?:div|sqrt|rcp)\.full)\S*")
 
 
 def codes(data):
-    """(kind, contents) of everything in the containers of an object."""
+    """Yields (kind, contents) of everything in an object's containers."""
     at = data.find(CONTAINER)
     while at >= 0:
         header, size = struct.unpack_from("<6xHQ", data, at)
@@ -36,7 +36,7 @@ def codes(data):
 
 
 def look_at(path):
-    """(generations of machine code, generations of PTX, forbidden instructions) of an object."""
+    """Return: (generations of machine code, generations of PTX, forbidden instructions) of an object."""
     machine, portable, forbidden = [], [], []
     for kind, code in codes(path.read_bytes()):
         if kind == ELF:

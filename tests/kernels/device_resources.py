@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks what each kernel takes of a processor of the GPU: registers, stack, shared memory, and how many blocks fit on it.
+"""Checks what each kernel needs of a GPU's processor: registers, stack, shared memory, and how many blocks fit on it.
 
     device_resources.py ARCH[,ARCH...] OBJECT...
 
-Reads the machine code that nvcc has made, as device_code.py does. A spilled register is stack, so a kernel without stack
-spills none; a kernel whose stack is an array of its own has exactly the array.
+Reads nvcc's machine code, like device_code.py. A spilled register needs stack, so a kernel without stack spills none.
+The stack of a kernel with its own array is exactly that array.
 """
 
 import re
@@ -14,14 +14,14 @@ from pathlib import Path
 
 from device_code import ELF, E_FLAGS, codes
 
-OPTIMIZERS = ("adamw", "adam", "sgd", "lion", "adagrad", "muon", "momentum")  # of enum optimizer, and Muon's first pass
+OPTIMIZERS = ("adamw", "adam", "sgd", "lion", "adagrad", "muon", "momentum")  # enum optimizer, Muon's first pass
 DTYPES = ("f32", "bf16", "f16")  # in the order of enum dtype
 MOMENTS = {0: "f32", 1: "bf16", 16: "8 bits"}  # of enum dtype
 MASTER24 = "4"  # of kernels/cuda/update_job.h
 THREADS = 128  # BLOCK_THREADS of kernels/cuda/block.h
 
-# Most registers, bytes of stack and of shared memory, on every generation. A compiler of another version may need a few
-# registers more; what a bound protects is the number of blocks, of which the next step would be one less.
+# Limits of registers, bytes of stack and of shared memory, on every generation. Another version of the compiler may
+# need a few more registers. The limits protect the number of blocks, which would drop by one beyond them.
 BOUNDS = {
     "clear_kernel": (32, 0, 0),
     "words_kernel": (32, 0, 0),
@@ -35,19 +35,19 @@ BOUNDS = {
     "update_kernel<sgd, f32>": (48, 0, 0),
     "update_kernel<lion, f32>": (48, 0, 0),
     "update_kernel<adagrad, f32>": (56, 0, 0),
-    # Moments in bf16 wait in half of the registers.
+    # bf16 moments need half the registers while they wait.
     "update_kernel<adamw, bf16>": (48, 0, 0),
     "update_kernel<adam, bf16>": (64, 0, 0),
     "update_kernel<sgd, bf16>": (40, 0, 0),
     "update_kernel<lion, bf16>": (40, 0, 0),
     "update_kernel<adagrad, bf16>": (40, 0, 0),
-    # A job of 160 bytes lies in shared memory. Seven blocks, because a group is read ahead.
+    # A job of 160 bytes is in shared memory. Seven blocks fit, because a group is read ahead.
     "update8_kernel<adamw>": (72, 0, 160),
     "update8_kernel<adam>": (72, 0, 160),
     "update8_kernel<sgd>": (64, 0, 160),
     "update8_kernel<lion>": (56, 0, 160),
     "update8_kernel<adagrad>": (64, 0, 160),
-    # Both of Muon's read two arrays, and write one or two.
+    # Both kernels of Muon read two arrays and write one or two.
     "update_kernel<muon, f32>": (40, 0, 0),
     "update_kernel<muon, bf16>": (40, 0, 0),
     "update_kernel<momentum, f32>": (40, 0, 0),
@@ -60,7 +60,7 @@ BOUNDS = {
     "undo_kernel<momentum, f32>": (72, 0, 160),
     "undo_kernel<momentum, bf16>": (72, 0, 160),
     "undo_kernel<momentum, 8 bits>": (72, 0, 160),
-    # Six blocks: two of its groups are under way.
+    # Six blocks fit, because each has two groups in flight.
     "undo_kernel<adamw, f32>": (80, 0, 160),
     "undo_kernel<adam, f32>": (80, 0, 160),
     "undo_kernel<sgd, f32>": (80, 0, 160),
@@ -76,7 +76,7 @@ BOUNDS = {
     "undo_kernel<sgd, 8 bits>": (80, 0, 160),
     "undo_kernel<lion, 8 bits>": (72, 0, 160),
     "undo_kernel<adagrad, 8 bits>": (80, 0, 160),
-    # With masters in 24 bits: rounding them takes registers, and they wait in fewer.
+    # With 24-bit master weights: rounding needs registers, but waiting values need fewer.
     "update_kernel<adamw, f32, 24>": (64, 0, 0),
     "update_kernel<adamw, bf16, 24>": (56, 0, 0),
     "update_kernel<adam, f32, 24>": (56, 0, 0),
@@ -113,7 +113,7 @@ BOUNDS = {
     "undo_kernel<muon, f32, 24>": (72, 0, 160),
     "undo_kernel<muon, bf16, 24>": (80, 0, 160),
     "undo_kernel<muon, 8 bits, 24>": (64, 0, 160),
-    # The waiting sums of any tree: DEVICE_TREE_DEPTH times 16 bytes of a rank's elements, as fp32.
+    # The waiting sums of any tree: DEVICE_TREE_DEPTH times 16 bytes of a rank's elements, in fp32.
     "reduce_kernel<f32, 0>": (128, 256, 10832),
     "reduce_kernel<bf16, 0>": (128, 512, 10832),
     "reduce_kernel<f16, 0>": (128, 512, 10832),
@@ -122,7 +122,7 @@ for dtype in DTYPES:
     for n, registers in ((1, 56), (2, 72), (4, 96), (8, 168)):
         BOUNDS[f"reduce_kernel<{dtype}, {n}>"] = (registers, 0, 10832)
 BOUNDS["reduce_kernel<f16, 4>"] = (128, 0, 10832)
-# nvcc 13.0 spills a few registers, which would fit only with a block less.
+# nvcc 13.0 spills a few registers here; without spills there would be one block less.
 SPILLED = {(120, "reduce_kernel<f32, 8>"): (168, 16, 10832), (120, "reduce_kernel<f16, 8>"): (168, 64, 10832),
            (100, "undo_kernel<adamw, f32>"): (80, 8, 160), (120, "undo_kernel<adamw, f32>"): (80, 24, 160),
            (100, "undo_kernel<adam, f32>"): (80, 8, 160), (80, "undo_kernel<sgd, f32>"): (80, 24, 160),
@@ -130,7 +130,7 @@ SPILLED = {(120, "reduce_kernel<f32, 8>"): (168, 16, 10832), (120, "reduce_kerne
            (120, "undo_kernel<adamw, f32, 24>"): (80, 8, 160), (100, "update8_kernel<adamw, 24>"): (72, 8, 160),
            (120, "update8_kernel<adamw, 24>"): (72, 24, 160)}
 
-# Of one processor: registers, shared memory (a block takes 1 KiB more than it asks for, from 8.0 on), threads, blocks.
+# Of one processor: registers, shared memory (from 8.0 on a block needs 1 KiB more than it asks for), threads, blocks.
 PROCESSORS = {
     80: (65536, 164 << 10, 2048, 32),
     90: (65536, 228 << 10, 2048, 32),
@@ -140,7 +140,7 @@ PROCESSORS = {
 REGISTER_UNIT = 8  # each thread's registers are rounded up to this
 SHARED_RESERVED = 1024
 
-# Of the sections .nv.info: format and number of an attribute, its size, then (symbol, value).
+# Sections .nv.info: format and number of an attribute, its size, then (symbol, value).
 SIZED_VALUE = 4
 REGISTERS, FRAME = 0x2F, 0x11
 
@@ -158,7 +158,7 @@ def plain_name(symbol):
 
 
 def sections_of(elf):
-    """(name, contents, bytes) of each section."""
+    """Return: (name, contents, bytes) of each section."""
     offset, = struct.unpack_from("<Q", elf, 40)
     each, n, names_at = struct.unpack_from("<HHH", elf, 58)
     headers = [struct.unpack_from("<IIQQQQ", elf, offset + i * each) for i in range(n)]
@@ -168,7 +168,7 @@ def sections_of(elf):
 
 
 def attributes_of(info):
-    """(number, symbol, value) of the attributes that have these."""
+    """Yields (number, symbol, value) of the attributes in this format."""
     at = 0
     while at < len(info):
         kind, number, size = struct.unpack_from("<BBH", info, at)
@@ -181,14 +181,14 @@ def attributes_of(info):
 
 
 def kernels_of(elf):
-    """name: (registers, bytes of stack, bytes of shared memory), of the kernels in a piece of machine code."""
+    """Return: name: (registers, bytes of stack, bytes of shared memory) of the kernels in a piece of machine code."""
     sections = {name: (contents, n_bytes) for name, contents, n_bytes in sections_of(elf)}
     names, symbols = sections[".strtab"][0], sections[".symtab"][0]
     found = {}
     for number, symbol, value in attributes_of(sections[".nv.info"][0]):
         at, = struct.unpack_from("<I", symbols, symbol * 24)
         found.setdefault(names[at:names.index(b"\0", at)].decode(), {})[number] = value
-    # The others are the compiler's own functions, such as division, whose registers are in those of their callers.
+    # Other symbols are the compiler's own functions, such as division. Their callers' registers include theirs.
     return {plain_name(symbol): (of[REGISTERS], of[FRAME], shared_of(sections, symbol))
             for symbol, of in found.items() if f".text.{symbol}" in sections}
 
@@ -199,7 +199,7 @@ def shared_of(sections, symbol):
 
 
 def blocks_of(arch, registers, shared):
-    """How many blocks of a kernel fit on a processor."""
+    """Return: how many blocks of a kernel fit on a processor."""
     all_registers, all_shared, threads, blocks = PROCESSORS[arch]
     each = -(-registers // REGISTER_UNIT) * REGISTER_UNIT * THREADS
     return min(all_registers // each, all_shared // (shared + SHARED_RESERVED), threads // THREADS, blocks)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Shared by the tests of the kernels: sizes worth trying, random bits, and values computed the slow way. */
+/* Shared by tests of kernels: sizes to test, random bits, and simple reference implementations. */
 
 #include "core/base/base.h"
 #include "kernels/convert.h"
@@ -27,7 +27,7 @@ static inline bool same(float a, float b)
     return (isnan(a) && isnan(b)) || f32_bits(a) == f32_bits(b);
 }
 
-/* The value of 16 bits from their fields. */
+/* Return: the value of a 16-bit number, computed from its fields. */
 static inline double widen_reference(uint16_t h, enum dtype dtype)
 {
     int digits = dtype == DTYPE_BF16 ? 7 : 10, bias = dtype == DTYPE_BF16 ? 127 : 15;
@@ -39,8 +39,10 @@ static inline double widen_reference(uint16_t h, enum dtype dtype)
     return h & 0x8000 ? -magnitude : magnitude;
 }
 
-/* Rounds an array to 8 bits and back, as docs/numerics.md, section 6, has it. draws: 20 bits for each element; NULL: to
- * nearest. */
+/*
+ * Rounds an array to 8 bits and back, as in section 6 of docs/numerics.md. draws has 20 bits for each element; NULL
+ * rounds to nearest.
+ */
 static inline void in_groups_reference(float *values, size_t n, enum dtype dtype, const uint32_t *draws)
 {
     const double most = ldexp(1.875, 127);
@@ -70,7 +72,7 @@ static inline void in_groups_reference(float *values, size_t n, enum dtype dtype
     }
 }
 
-/* As position_sum.h says. */
+/* Return: the position sum as position_sum.h defines it. */
 static inline struct position_sum position_reference(enum dtype dtype, const void *elems, size_t n_elems)
 {
     const size_t run_bytes = 64 * dtype_size(dtype), n_bytes = n_elems * dtype_size(dtype);

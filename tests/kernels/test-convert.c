@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* bf16 and fp16 against arithmetic on their fields, with every table of kernels that this CPU runs. */
+/*
+ * Conversions of bf16 and fp16 are compared with arithmetic on their fields, with every table of kernels that this CPU
+ * can run.
+ */
 
 #include "kernels/convert.h"
 
@@ -16,7 +19,7 @@
 
 #include <cmocka.h>
 
-/* x rounded to `digits` binary digits, the last one never below 2^unit; overflow from 2^emax up. */
+/* Return: x rounded to `digits` binary digits, of which the last is at least 2^unit. It overflows from 2^emax up. */
 static double round_to(double x, int digits, int unit, int emax)
 {
     int exponent;
@@ -76,7 +79,7 @@ static void check_narrow(const struct kernels *k, const float *in, size_t n, enu
     }
 }
 
-/* Every point where rounding turns from one 16-bit value to the next, and its fp32 neighbours. */
+/* Tests every number halfway between two 16-bit values, and its fp32 neighbours. */
 static void test_narrow_halfway(void **state)
 {
     const struct kernels *k;
@@ -132,7 +135,7 @@ static void test_narrow_random(void **state)
 
 /* ---- groups of 8 bits ------------------------------------------------------------------------------------ */
 
-/* A group with the codes from first_code on, the last of which gives way to one that makes the exponent what it is. */
+/* Return: a group with codes from first_code up. The last code is the one that requires this exponent. */
 static struct group8 group_of(enum dtype dtype, uint32_t exponent, unsigned first_code)
 {
     struct group8 group = {.exponent = exponent};
@@ -150,7 +153,7 @@ static double value_of_code(uint8_t code, uint32_t exponent)
     return code == 0 ? 0 : bits < 8 ? bits * 0x1p-129 : ldexp(1 + bits % 8 / 8.0, (int)(bits / 8) - 127);
 }
 
-/* All codes are the numbers that they should be, and come back as they were, by every table. */
+/* Every table converts each code to the right number, and that number to the same code. */
 static void test_groups_all(void **state)
 {
     static const uint32_t exponents[] = {0, 1, 2, 100, 127, 223};
@@ -178,7 +181,7 @@ static void test_groups_all(void **state)
     }
 }
 
-/* Numbers of all sizes in one group, or of sizes that are near each other. */
+/* Groups with numbers of all sizes, or of similar sizes. */
 static void test_groups_random(void **state)
 {
     static const enum dtype types[] = {DTYPE_SIGNED8, DTYPE_UNSIGNED8};

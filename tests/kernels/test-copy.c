@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* A copy past the caches copies just what it should, whatever the size and the place of the source. */
+/* A copy that bypasses the caches copies exactly the given bytes, for all sizes and alignments of the source. */
 
 #include <setjmp.h>
 #include <stdarg.h>

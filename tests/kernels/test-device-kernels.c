@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The device's kernels against the CPU's own: bits equal, nothing written beside a range. Where a sum is NaN, any NaN
- * will do. The same tests run twice (device-memory.h): with the kernels compiled for the CPU, and on a GPU, where there
- * is one. On the CPU every launch is made twice, with blocks and threads taking their turns from the first to the last
- * and from the last to the first, since no result may depend on that, and arrays end where their elements end, so
- * that an address sanitizer sees a read behind them.
+ * The device's kernels are compared with the CPU's. Bits must be equal, any NaN equals any other, and nothing may be
+ * written outside of a range. The same tests run twice (device-memory.h): with the kernels compiled for the CPU, and on
+ * a GPU if there is one. On the CPU every launch is done twice, with blocks and threads in both orders, because no
+ * result may depend on their order. Arrays end exactly at their last element, so that address sanitizer finds reads
+ * beyond it.
  */
 
 #include "kernels/device.h"
@@ -41,7 +41,9 @@ enum {
     GUARD = 0xa5,
 };
 
-/* n_bytes at an address that is `shift` above a multiple of 256, guarded in front and, where they are written, behind.
+/*
+ * n_bytes at an address `shift` above a multiple of 256. There are guard bytes in front, and also behind if the array
+ * is written.
  */
 struct array {
     char *data;
@@ -82,7 +84,7 @@ static void assert_guarded(const struct array *array)
         assert_int_equal((uint8_t)array->data[array->n_bytes + i], GUARD);
 }
 
-/* fp32 arrays: bits, but any NaN for a NaN. */
+/* Asserts that fp32 arrays have equal bits, where any NaN equals any other. */
 static void assert_same_floats(const struct array *array, const struct array *expected)
 {
     const float *a = (const float *)(const void *)array->data, *b = (const float *)(const void *)expected->data;
@@ -105,11 +107,11 @@ static void assert_same_bytes(const struct array *array, const struct array *exp
 
 enum values {
     VALUES_USUAL,
-    VALUES_WILD, /* all exponents, both zeroes, subnormals; sums overflow now and then */
+    VALUES_WILD, /* all exponents, both zeroes, subnormals; some sums overflow */
     VALUES_SUBNORMAL,
     VALUES_ZEROES,
-    VALUES_NONFINITE, /* one in 50 */
-    VALUES_NAN,       /* all */
+    VALUES_NONFINITE, /* one element in 50 */
+    VALUES_NAN,       /* all elements */
     N_VALUES,
 };
 
@@ -146,7 +148,7 @@ static void fill(struct array *array, enum dtype dtype, enum values values, uint
     }
 }
 
-/* Around a run, a unit, a tile of 32 runs, a chunk. */
+/* Lengths near a run, a unit, a tile of 32 runs, and a chunk. */
 static const size_t lengths[] = {0,    1,    3,    7,    8,    63,   64,    65,    128,   200,  2047,
                                  2048, 2049, 8128, 8191, 8192, 8193, 10240, 16384, 16390, 20000};
 
@@ -155,7 +157,7 @@ static size_t a_length(uint64_t *seed)
     return lengths[next(seed) % ARRAY_SIZE(lengths)];
 }
 
-/* Mostly none. */
+/* Return: a random shift in bytes, mostly 0. */
 static size_t a_shift(size_t elem_bytes, uint64_t *seed)
 {
     return next(seed) % 4 ? 0 : next(seed) % 16 * elem_bytes;
@@ -169,7 +171,7 @@ enum {
     MAX_CHUNKS = N_REDUCTIONS * 20,
 };
 
-/* One range, for both sides. */
+/* One range to reduce, with the inputs of both sides. */
 struct reduction {
     enum dtype dtype;
     unsigned n_leaves;
@@ -229,14 +231,14 @@ static void reduction_deinit(struct reduction *reduction)
     array_free(&reduction->expected);
 }
 
-/* Ranges, leaves and chunks of some reductions, and their results, which start as anything. */
+/* Ranges, leaves and chunks of several reductions, and their results, which begin with arbitrary bits. */
 struct reductions {
     struct reduction each[N_REDUCTIONS];
     struct device_reduce_range ranges[N_REDUCTIONS];
     struct device_leaf leaves[N_REDUCTIONS * REDUCE_MAX_LEAVES];
     struct device_chunk chunks[MAX_CHUNKS];
     struct exact_sum squares[N_REDUCTIONS];
-    struct position_sum *sums; /* no more than there are leaves, for the address sanitizer */
+    struct position_sum *sums; /* one for each leaf, and no more, for address sanitizer */
     struct device_finding findings[N_REDUCTIONS * REDUCE_MAX_LEAVES], overflows[N_REDUCTIONS];
     struct device_reduce_list list;
 };
@@ -287,7 +289,7 @@ static void reductions_free(struct reductions *all)
     device_memory_free(all);
 }
 
-/* Checks the bound that carrying relies on, and carries: after that, equal sums have equal bits. */
+/* Asserts the bound on deferred carries, and carries them. Equal sums then have equal bits. */
 static void carry(struct exact_sum *sum)
 {
     for (unsigned i = 0; i < EXACT_N_LIMBS; i++)
@@ -308,7 +310,7 @@ static void assert_same_finding(const struct device_finding *finding, const stru
     assert_true(same(found.first_value, expected->first_value));
 }
 
-/* Compares reduction i with the CPU's. Return: whether it was not finite. */
+/* Compares reduction i with the CPU's. Return: whether it has a value that is not finite. */
 static bool check_reduction(struct reductions *all, unsigned i)
 {
     struct reduction *reduction = &all->each[i];
@@ -384,7 +386,7 @@ struct partial_sums {
     struct device_finding findings[4], overflows[2];
 };
 
-/* The CPU's sum over all four at once. */
+/* Return: the CPU's sum of squares over all four ranks at once. */
 static struct exact_sum partial_sums_init(struct partial_sums *all, uint64_t seed)
 {
     const void *leaves[4] = {all->pushed[0], all->pushed[1], all->pushed[2], all->pushed[3]};
@@ -400,7 +402,7 @@ static struct exact_sum partial_sums_init(struct partial_sums *all, uint64_t see
     return result.squares;
 }
 
-/* As a step does it: partial sums of two nodes' ranks into buffers, then those into an accumulator. */
+/* Adds as a step does: the partial sums of two nodes' ranks into buffers, then these into an accumulator. */
 static void check_partial_sums(uint64_t seed)
 {
     struct partial_sums *all = device_memory_new(sizeof(*all));
@@ -449,7 +451,7 @@ static void test_partial_sums(void **state)
     in_both_orders(check_partial_sums, 3);
 }
 
-/* Each leaf as a letter, each join as brackets: in the order in which the device takes them. */
+/* Asserts the order in which the device joins leaves. Each leaf is a letter, each join a pair of brackets. */
 static void check_tree(const bool *present, unsigned world)
 {
     char waiting[REDUCE_MAX_LEAVES][1024], text[REDUCE_MAX_LEAVES][1024], joined[1024];
@@ -493,7 +495,7 @@ static void test_trees(void **state)
 
         check_tree(some, choose_ranks(some, &seed));
     }
-    /* the deepest: one rank on the left of every split, and the last two */
+    /* the deepest tree: one rank on the left of every split, and the last two */
     for (unsigned left = 1 << 15, at = 0; left > 0; at += left, left /= 2)
         present[at] = true;
     present[(1 << 16) - 1] = true;
@@ -571,7 +573,7 @@ static const struct {
     {MUON_MOMENTUM, {.lr = 0.02, .momentum = 0.95, .nesterov = true}},
 };
 
-/* The moments that a launch has. */
+/* Return: which moments a launch updates. */
 static struct optimizer_moments moments_in(enum optimizer optimizer, const struct hyper *hyper)
 {
     if (optimizer == OPTIMIZER_MUON || optimizer == MUON_MOMENTUM)
@@ -611,8 +613,8 @@ static const struct moments_type moment_types[] = {
 
 enum {
     N_CASES = ARRAY_SIZE(cases),
-    N_WIDE_CASES = N_CASES * ARRAY_SIZE(moment_types), /* each with each type of moments */
-    N_ALL_CASES = 2 * N_WIDE_CASES,                    /* all of them with both kinds of masters */
+    N_WIDE_CASES = N_CASES * ARRAY_SIZE(moment_types), /* each case with each type of moments */
+    N_ALL_CASES = 2 * N_WIDE_CASES,                    /* each of these with both kinds of masters */
 };
 
 static struct moments_type moments_of(uint64_t c)
@@ -625,13 +627,13 @@ static bool is_master24(uint64_t c)
     return c / N_WIDE_CASES % 2 && cases[c % N_CASES].optimizer != MUON_MOMENTUM;
 }
 
-/* Elements are counted modulo 2^32. */
+/* Return: a random first element. Elements are counted modulo 2^32, so the largest start wraps around. */
 static uint64_t a_start(uint64_t *seed)
 {
     return next(seed) % 2 ? 64 * (next(seed) % 1000) : (UINT64_C(1) << 32) - 64;
 }
 
-/* A range and its copy for the CPU. Arrays that a range does not have are there, but not given. */
+/* A range's arrays. Arrays that the range does not use are allocated, but not passed to the kernel. */
 struct updated {
     struct array p, m, v, w16, lower;
 };
@@ -680,7 +682,7 @@ static void updated_free(struct updated *updated)
     array_free(&updated->lower);
 }
 
-/* The slots of n_blocks blocks: as much as is said, for the address sanitizer. They begin as anything. */
+/* Return: the slots of n_blocks blocks, in their exact size for address sanitizer. They begin with arbitrary bits. */
 static void *slots_new(uint32_t n_blocks, uint32_t slot_bytes)
 {
     size_t n_bytes = device_undo_bytes(n_blocks, slot_bytes);
@@ -766,7 +768,7 @@ static void updates_keep(struct updates *all, const struct hyper *hyper)
         .marks = all->marks, .slots = slots_new(n_blocks, slot_bytes), .slot_bytes = slot_bytes};
 }
 
-/* Three steps; a parameter's own count differs from its neighbours'. keeps: with undo slots. */
+/* Does three steps, in which a parameter's count differs from its neighbours'. keeps: with undo slots. */
 static void check_updates_that(bool keeps, uint64_t seed)
 {
     struct updates *all = device_memory_new(sizeof(*all));
@@ -780,7 +782,7 @@ static void check_updates_that(bool keeps, uint64_t seed)
         for (uint32_t i = 0; i < N_UPDATES; i++) {
             compute_scalars(cases[c].optimizer, &cases[c].hyper, step == 1 ? 1 / 3.0 : 0.125, 1 + (step + i) % 4, i,
                             &all->scalars[i]);
-            /* wild ones' squares overflow: a moment is infinite then, and stays so */
+            /* squares of wild values overflow, which makes a moment infinite for ever */
             fill(&all->acc[i], DTYPE_F32, (enum values)(next(&seed) % VALUES_NONFINITE), &seed);
         }
         assert_int_equal(device_update(NULL, &all->list), 0);
@@ -823,20 +825,20 @@ static void test_update_with_slots(void **state)
 /* ---- updates that are killed ---------------------------------------------------------------------------- */
 
 enum {
-    MAX_TORN = 2 * DEVICE_UPDATE_BLOCKS + 40, /* ranges of a chunk: some blocks have three of them */
-    TORN_STRIDE = 1152,                       /* elements from one to the next */
+    MAX_TORN = 2 * DEVICE_UPDATE_BLOCKS + 40, /* ranges of one chunk; some blocks have three */
+    TORN_STRIDE = 1152,                       /* elements between the starts of two ranges */
     N_TORN_SCALARS = 3,
     TORN_P = 0,
     TORN_M,
     TORN_V,
-    TORN_W16, /* elements of 16 bits have half of the room, bytes a quarter */
+    TORN_W16, /* 16-bit elements use half of the room, bytes a quarter */
     TORN_LOWER,
     N_TORN_ARRAYS,
 };
 
 static const size_t torn_sizes[] = {2 * DEVICE_UNDO_GROUP_ELEMS + 90, 3, DEVICE_UNDO_GROUP_ELEMS + 2, 64};
 
-/* One array behind the other of each kind. Before each try all begins as in `before`. */
+/* All arrays of a kind are in one, without gaps. `before` has their contents before each try. */
 struct torn {
     struct device_update_list list;
     struct device_update_range *ranges;
@@ -844,7 +846,7 @@ struct torn {
     struct update_scalars *scalars;
     uint32_t *arrays[N_TORN_ARRAYS], *before[N_TORN_ARRAYS], *expected[N_TORN_ARRAYS];
     float *acc;
-    size_t n_bytes; /* of an array */
+    size_t n_bytes; /* size of each array */
     uint64_t tag;
 };
 
@@ -856,7 +858,7 @@ static enum dtype torn_dtype(const struct torn *torn, unsigned k)
     return dtypes[k];
 }
 
-/* Element `at` of array k, or the group that has it. */
+/* Return: element `at` of array k, or its group. */
 static void *torn_elem(const struct torn *torn, uint32_t *const *arrays, unsigned k, size_t at)
 {
     enum dtype dtype = torn_dtype(torn, k);
@@ -866,7 +868,7 @@ static void *torn_elem(const struct torn *torn, uint32_t *const *arrays, unsigne
     return (uint8_t *)arrays[k] + dtype_bytes(dtype, dtype_is_grouped(dtype) ? at / GROUP8_ELEMS * GROUP8_ELEMS : at);
 }
 
-/* All are positive, because a v is. */
+/* Fills array k with positive values, because a v is positive. */
 static void torn_fill_array(const struct torn *torn, unsigned k, uint64_t *seed)
 {
     enum dtype dtype = torn_dtype(torn, k);
@@ -900,13 +902,13 @@ static void torn_fill(struct torn *torn, uint64_t *seed)
         torn->acc[i] = value_of(VALUES_USUAL, next(seed));
 }
 
-/* The first element of range i. Every third range is not aligned. */
+/* Return: the first element of range i. Every third range is not aligned. */
 static size_t torn_begin(uint32_t i)
 {
     return (size_t)i * TORN_STRIDE + (i % 3 == 2);
 }
 
-/* What the CPU makes of range i. */
+/* Computes the expected results of range i on the CPU. */
 static void torn_expect(const struct torn *torn, uint32_t i)
 {
     const struct device_update_range *range = &torn->ranges[i];
@@ -949,7 +951,7 @@ static struct torn torn_new(size_t c, uint32_t n_ranges)
                                             .master24 = master24,
                                             .moments = moments_of(c)};
     torn_fill(&torn, &seed);
-    /* A first step, a later one, and that without momentum. */
+    /* Scalars of a first step, of a later step, and of a later step without momentum. */
     for (unsigned i = 0; i < N_TORN_SCALARS; i++) {
         hyper.momentum = i < 2 ? hyper.momentum : 0;
         compute_scalars(optimizer, &hyper, 0.125, 1 + (i > 0), i, &torn.scalars[i]);
@@ -998,7 +1000,7 @@ static void torn_free(struct torn *torn)
     device_memory_free(torn->list.undo.slots);
 }
 
-/* Return: whether it got to its end. */
+/* Return: whether the launch ran to its end. */
 static bool torn_launch(struct torn *torn, uint64_t n_turns)
 {
     (void)device_stop_after(n_turns);
@@ -1016,8 +1018,8 @@ static void torn_check(const struct torn *torn, uint64_t first, uint64_t second)
 }
 
 /*
- * A list of its own, which is killed, once more and then not. The slots are full of the last one's values, and so are
- * the marks. Return: whether it was killed at all.
+ * Runs a new list: kills it, kills it again, and then lets it end. Slots and marks still have the last list's values.
+ * Return: whether it was killed the first time.
  */
 static bool torn_try(struct torn *torn, uint64_t first, uint64_t second)
 {
@@ -1034,7 +1036,7 @@ static bool torn_try(struct torn *torn, uint64_t first, uint64_t second)
     return killed;
 }
 
-/* A few blocks with a chunk each; killed at every n-th turn. */
+/* A few blocks with one chunk each. Kills the list at every n-th turn. */
 static void check_killed(uint64_t c)
 {
     struct torn torn = torn_new(c, 4);
@@ -1042,11 +1044,11 @@ static void check_killed(uint64_t c)
 
     while (torn_try(&torn, n, 1 + n * 7919 % 1500))
         n += stride;
-    assert_true(n > UINT64_C(4) * 5 * 128); /* a chunk of one group has five phases and more */
+    assert_true(n > UINT64_C(4) * 5 * 128); /* a chunk of one group has at least five phases */
     torn_free(&torn);
 }
 
-/* More chunks than blocks, so that slots and marks go on from chunk to chunk. */
+/* More chunks than blocks, so that a block uses its slots and marks for several chunks. */
 static void check_killed_with_many(uint64_t c)
 {
     struct torn torn = torn_new(c, MAX_TORN);
@@ -1054,13 +1056,16 @@ static void check_killed_with_many(uint64_t c)
 
     for (unsigned i = 0; i < (tests_full() ? 8u : 3u); i++)
         (void)torn_try(&torn, 1 + next(&state) % n_all, 1 + next(&state) % n_all);
-    /* In the first block, which has three chunks, and in the last one, where the order is the other one. */
+    /* Kills in the first block, which has three chunks, or in the last one if the order is reversed. */
     for (uint64_t n = 1; n < UINT64_C(128) * 30; n += tests_full() ? 131 : 331)
         assert_true(torn_try(&torn, n, n * 7919 % 4000 + 1));
     torn_free(&torn);
 }
 
-/* The rounds of the other type in bf16 are for tests_full(), and of masters in 24 bits each third case is tried. */
+/*
+ * Return: whether to try a case. Without --full, half of the cases with bf16 moments and a third of those with 24-bit
+ * masters are tried.
+ */
 static bool is_tried(uint64_t c)
 {
     bool tried = is_master24(c) ? c % 3 == 2 : c < N_WIDE_CASES;
@@ -1091,8 +1096,10 @@ static void test_killed_updates_of_many_chunks(void **state)
         in_both_orders(check_killed_with_many, c);
 }
 
-/* Each block has two slots for itself, whatever the others save: the first one holds its last group of even number, the
- * masters and behind them the first moment that there is. */
+/*
+ * Asserts that each block uses only its own two slots. The first one has the block's last group with an even number:
+ * the masters, and behind them the first moment.
+ */
 static void torn_check_slots(const struct torn *torn)
 {
     const size_t of_block = (size_t)2 * torn->list.undo.slot_bytes;
@@ -1118,7 +1125,7 @@ static void torn_check_slots(const struct torn *torn)
     }
 }
 
-/* A master of the first range. */
+/* Return: a master of the first range. */
 static float torn_master(const struct torn *torn, size_t at)
 {
     const uint16_t *weights = (const uint16_t *)torn->arrays[TORN_W16];
@@ -1127,7 +1134,7 @@ static float torn_master(const struct torn *torn, size_t at)
                                  : f32_from_bits(torn->arrays[TORN_P][at]);
 }
 
-/* Sets one where it is read and where it is expected. x: a bf16 number. */
+/* Sets a master in both the input and the expected result. x is a bf16 number. */
 static void torn_set_master(const struct torn *torn, size_t at, float x)
 {
     uint32_t *const *const both[] = {torn->arrays, torn->expected};
@@ -1142,7 +1149,7 @@ static void torn_set_master(const struct torn *torn, size_t at, float x)
     }
 }
 
-/* A list that was through changes nothing when it comes again; the next one does, whatever the marks say. */
+/* A list that has ended changes nothing when it is launched again. The next list does, whatever the marks are. */
 static void check_again(uint64_t c)
 {
     const float x = 0x1p-20f;
@@ -1180,7 +1187,7 @@ struct conversions {
     struct device_convert_list list;
 };
 
-/* Range i: from and to are the element sizes; its source is any bits, or all 16-bit values. */
+/* Makes range i. `from` and `to` are sizes of elements. The source has random bits, or all 16-bit values. */
 static void conversion_init(struct conversions *all, uint32_t i, enum dtype dtype, bool widening, uint64_t *seed)
 {
     size_t n_elems = i < N_DTYPES ? 1 << 16 : a_length(seed);
@@ -1266,7 +1273,7 @@ static void normalize(struct array *x, const struct array *matrix, double eps, b
     array_free(&sums);
 }
 
-/* Sums of whole numbers have the same bits in any order. */
+/* Fills the matrix. Sums of whole numbers have the same bits in any order. */
 static void fill_matrix(struct array *matrix, bool whole_numbers, float scale, uint64_t *seed)
 {
     float *elems = (float *)(void *)matrix->data;
@@ -1308,7 +1315,7 @@ static void check_normalize(size_t n_elems, bool whole_numbers, float scale, dou
         assert_same_bytes(&x, &expected);
     else
         assert_near(&x, &expected);
-    /* The bits depend neither on the order of blocks nor on the addresses. */
+    /* The bits depend neither on the order of blocks nor on addresses. */
     for (size_t i = 0; i < 2 * ARRAY_SIZE(shifts); i++) {
         struct array from = array_new(matrix.n_bytes, shifts[i / 2][0], false);
         struct array to = array_new(matrix.n_bytes, shifts[i / 2][1], true);
@@ -1332,10 +1339,10 @@ static void test_normalize(void **state)
     for (size_t i = 0; i < ARRAY_SIZE(numbers); i++) {
         check_normalize(numbers[i], true, 1, 1e-8, &seed);
         check_normalize(numbers[i], false, 1, 1e-8, &seed);
-        check_normalize(numbers[i], true, 0x1p-60f, 1e-8, &seed); /* the norm is below eps */
+        check_normalize(numbers[i], true, 0x1p-60f, 1e-8, &seed); /* the norm is smaller than eps */
         check_normalize(numbers[i], true, 0, 1e-8, &seed);
     }
-    /* More tiles of 2048 than DEVICE_NORM_SUMS. */
+    /* The matrix has more tiles of 2048 than DEVICE_NORM_SUMS. */
     check_normalize(2048 * DEVICE_NORM_SUMS + 2050, true, 1, 1e-8, &seed);
 }
 
@@ -1356,6 +1363,6 @@ int main(void)
     };
 
     if (!device_open())
-        return 77; /* meson: skipped */
+        return 77; /* meson's code for a skipped test */
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The launches that the device's launchers put on a stream, and their errors when one is refused; on the CPU alone. */
+/*
+ * Tests, only on the CPU, which launches the device's launchers put on a stream, and their errors when a launch is
+ * refused.
+ */
 
 #include "kernels/device.h"
 
@@ -10,18 +13,18 @@
 
 #include <cmocka.h>
 
-/* Runs each launch at once, or refuses it. */
+/* Launches run at once, or are refused. */
 static struct {
     unsigned n_launched;
     unsigned n_freed;
-    unsigned refuse_at; /* which of the launches, from 1; 0 for none */
+    unsigned refuse_at; /* which launch to refuse, from 1; 0: none */
 } stream;
 
-/* The kernels that are loaded. */
+/* The loaded kernels. */
 static struct {
     const void *kernels[128];
     unsigned n_kernels;
-    unsigned refuse_at; /* which of them, from 1; 0 for none */
+    unsigned refuse_at; /* which kernel to refuse, from 1; 0: none */
 } loaded;
 
 extern __thread uint64_t sim_turns;
@@ -67,7 +70,7 @@ int sim_launch(struct CUstream_st *unused, void (*run)(void *), void (*free_args
     return refused ? 719 : 0;
 }
 
-/* All kernels are loaded, each once; the first that is refused ends it. */
+/* Each kernel is loaded once. Loading ends with the first kernel that is refused. */
 static void test_load(void **state)
 {
     unsigned n_kernels;
@@ -88,7 +91,7 @@ static void test_load(void **state)
     assert_int_equal(loaded.n_kernels, n_kernels);
 }
 
-/* Every launch finds its kernel loaded: sim_check_loaded() */
+/* Launches every kernel. sim_check_loaded() asserts that each of them is loaded. */
 static void test_all_launches(void **state)
 {
     static const enum dtype types[] = {DTYPE_F32, DTYPE_BF16, DTYPE_SIGNED8};
@@ -115,7 +118,7 @@ static void test_all_launches(void **state)
             list.undo = (struct device_update_undo){.marks = &mark, .tag = 1 + i, .slot_bytes = 6144};
         assert_int_equal(device_update(NULL, &list), 0);
     }
-    assert_true(mark != 0); /* with undo slots no more is launched */
+    assert_true(mark != 0); /* undo slots need no further launch */
     assert_int_equal(
         device_position_sums(NULL,
                              &(struct device_position_list){
@@ -125,7 +128,7 @@ static void test_all_launches(void **state)
         assert_int_equal((i ? device_convert_to_f32 : device_convert_from_f32)(
                              NULL, &(struct device_convert_list){.ranges = &convert, .chunks = &chunk, .n_chunks = 1}),
                          0);
-    assert_int_equal(stream.n_launched, before + 6 * DEVICE_N_UPDATES + 2 + 2); /* sums are cleared first */
+    assert_int_equal(stream.n_launched, before + 6 * DEVICE_N_UPDATES + 2 + 2); /* each sum is cleared first */
     assert_int_equal(
         device_normalize(NULL, &(struct device_normalize){.x = &x, .matrix = &matrix, .sums = &norm_sum, .n_elems = 1}),
         0);
@@ -133,7 +136,7 @@ static void test_all_launches(void **state)
     assert_int_equal(stream.n_launched, before + 6 * DEVICE_N_UPDATES + 2 + 2 + 2);
 }
 
-/* Empty lists are no launch; a list of ranges without elements still gives them results. */
+/* An empty list launches nothing. A list of ranges without elements still sets their results. */
 static void test_empty(void **state)
 {
     struct device_reduce_range range = {.n_leaves = 1};
@@ -167,7 +170,7 @@ static void test_empty(void **state)
     assert_int_equal(stream.n_launched, before + 1);
 }
 
-/* A refused launch is the caller's to hear of, and nothing is launched behind it. */
+/* The error of a refused launch is returned, and no launch follows it. */
 static void test_refused(void **state)
 {
     float out = 1, pushed = 2;
@@ -200,7 +203,7 @@ static void test_refused(void **state)
     assert_int_equal(stream.n_freed, stream.n_launched);
 }
 
-/* What a list needs for n leaves each in its ranges, at aligned addresses or not. */
+/* A list of ranges with any number of leaves, at aligned or unaligned addresses. */
 struct many {
     _Alignas(16) float out[8][64];
     _Alignas(16) uint16_t pushed[REDUCE_MAX_LEAVES][64 + 1];
@@ -244,7 +247,9 @@ static void many_add(struct many *many, enum dtype dtype, unsigned n_leaves, con
     list->n_ranges++;
 }
 
-/* Chunks of one kernel lie together, whatever the order of the ranges; a list of one kernel is a clear and a launch. */
+/*
+ * Chunks of one kernel are together, whatever the order of the ranges. A list for one kernel is a clear and a launch.
+ */
 static void test_trees(void **state)
 {
     static const bool two_of_four[4] = {true, false, false, true}, five_of_eight[8] = {true, true, true, true, true};
@@ -261,8 +266,8 @@ static void test_trees(void **state)
     assert_int_equal(stream.n_launched, before + 2);
 
     many_init(many);
-    many_add(many, DTYPE_BF16, 2, two_of_four, 4, 0); /* as whole as any two */
-    many_add(many, DTYPE_BF16, 4, NULL, 4, 2);        /* not aligned */
+    many_add(many, DTYPE_BF16, 2, two_of_four, 4, 0); /* a tree of two leaves, like any other */
+    many_add(many, DTYPE_BF16, 4, NULL, 4, 2);        /* unaligned */
     many_add(many, DTYPE_F32, 1, NULL, 1, 0);
     many_add(many, DTYPE_BF16, 5, five_of_eight, 8, 0);
     many_add(many, DTYPE_BF16, 2, NULL, 2, 0);
@@ -284,7 +289,7 @@ static void test_trees(void **state)
     test_free(many);
 }
 
-/* All words are one launch; none are none. */
+/* One launch writes all words. An empty list launches nothing. */
 static void test_words(void **state)
 {
     uint64_t words[DEVICE_MAX_WORDS + 1] = {0};
@@ -297,7 +302,7 @@ static void test_words(void **state)
         list.words[i].at = &words[i];
         list.words[i].value = UINT64_MAX - i;
     }
-    list.words[1].at = &words[0]; /* the later one stays */
+    list.words[1].at = &words[0]; /* the later word wins */
     list.n = DEVICE_MAX_WORDS;
     assert_int_equal(device_write_words(NULL, &list), 0);
     assert_int_equal(stream.n_launched, before + 1);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The exact sum against a number that is kept bit by bit. */
+/* The exact sum is compared with a number that is kept bit by bit. */
 
 #include "core/base/base.h"
 #include "kernels/exact.h"
@@ -23,7 +23,7 @@ static uint64_t next(uint64_t *state)
     return z ^ z >> 31;
 }
 
-/* A number of 1024 bits, one to a byte, lowest first: unit 2^-400. */
+/* A number of 1024 bits, one in each byte, the lowest first. The unit is 2^-400. */
 struct bits {
     uint8_t bit[1024];
 };
@@ -70,7 +70,7 @@ static double random_square(uint64_t *seed, int spread)
     return ldexp((double)(next(seed) >> 11), exponent - 53 < -298 ? -298 : exponent - 53);
 }
 
-/* Values added one by one, by bins, in pieces merged forwards and backwards: all as the bits say. */
+/* Adds values one by one, with bins, and in pieces that are merged in both directions. All results must be exact. */
 static void check_exact(const double *values, size_t n)
 {
     struct exact_sum one = {0}, forward = {0}, backward = {0}, binned = {0}, piece[7] = {0};
@@ -128,13 +128,13 @@ static void test_exact_adversarial(void **state)
         {1, tie, 0, 0},                          /* half, the even neighbour is below */
         {1 + 0x1p-52, tie, 0, 0},                /* half, the even neighbour is above */
         {1, tie, tiny, 0},                       /* just above half */
-        {tiny, 1, tie, 0},                       /* the same, other order */
+        {tiny, 1, tie, 0},                       /* the same in another order */
         {1, 0x1.fffffffffffffp-54, 0x1p-107, 0}, /* exactly half from two parts */
         {1, 0x1.fffffffffffffp-54, 0, 0},        /* just below half */
         {0x1.fffffffffffffp0, tie, 0, 0},        /* rounds up to the next power of two */
         {huge, tiny, huge, huge},                /* 600 bits apart */
         {huge * 1.5, 0x1p258, 0x1p257, tiny},
-        {0x1.fffffffffffffp31, 0x1p-21, 0x1p-21, 0}, /* a carry through limbs */
+        {0x1.fffffffffffffp31, 0x1p-21, 0x1p-21, 0}, /* carries through several limbs */
     };
 
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++)
@@ -145,13 +145,13 @@ static void test_exact_many(void **state)
 {
     struct exact_sum sum = {0}, twice = {0};
 
-    /* all ones from the lowest limb up, then one more: the carry runs along the whole number */
+    /* all bits from the lowest limb up are set, then one more is added: the carry goes through the whole number */
     for (int e = -298; e < 310; e++)
         exact_sum_add(&sum, ldexp(1, e));
     exact_sum_add(&sum, 0x1p-298);
     assert_true(exact_sum_round(&sum) == 0x1p310);
 
-    /* deferred carries at their limit: 2^45 doubled values of 2^31 adds each stay exact */
+    /* deferred carries at their limit: a sum that is doubled 45 times stays exact */
     exact_sum_reset(&sum);
     exact_sum_add(&sum, 0x1.fffffffffffffp300);
     for (int i = 0; i < 45; i++) {
@@ -198,7 +198,7 @@ static void test_may_reach(void **state)
         assert_true(exact_sum_may_reach(&sum, e));
         assert_false(exact_sum_may_reach(&sum, e + 65));
         exact_sum_reset(&sum);
-        for (unsigned i = 0; i < 8; i++) /* carries that are still to be moved */
+        for (unsigned i = 0; i < 8; i++) /* makes some deferred carries */
             exact_sum_add(&sum, ldexp(1.0, e - 3));
         assert_true(exact_sum_may_reach(&sum, e));
         exact_sum_add(&sum, INFINITY);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Reduce and update, with every table of kernels that this CPU runs, against a second implementation of
- * docs/numerics.md, written here one element at a time and without regard for speed. Equality of bits
- * throughout; where a NaN is expected, any NaN will do.
+ * Reduce and update, with every table of kernels that this CPU can run. They are compared with a second implementation
+ * of docs/numerics.md, which computes one element at a time, without regard for speed. All bits must be equal, except
+ * that any NaN equals any other NaN.
  */
 
 #include "kernels/group8.h"
@@ -22,7 +22,7 @@
 
 #include <cmocka.h>
 
-/* Arithmetic that no compiler fuses, reorders or widens. */
+/* Adds without fusing, reordering or widening by the compiler. */
 static float add(volatile float a, volatile float b)
 {
     volatile float r = a + b;
@@ -70,14 +70,14 @@ static void assert_same(const float *a, const float *b, size_t n)
 
 enum { MAX_RANKS = 64, N_MAX = 100003, SLACK = 64 };
 
-/* The pushes of all ranks, and the accumulator before them. */
+/* The pushes of all ranks, and the old accumulator. */
 struct pushes {
     enum dtype dtype;
     unsigned world;
     bool present[MAX_RANKS];
-    char *pushed[MAX_RANKS]; /* n_elems of dtype at an odd multiple of 4 bytes; NULL when absent */
+    char *pushed[MAX_RANKS]; /* n_elems of dtype at an odd multiple of 4 bytes; NULL if absent */
     size_t n_elems;
-    float *before; /* the accumulator */
+    float *before; /* the old accumulator */
 };
 
 enum values {
@@ -118,7 +118,7 @@ static void pushes_init(struct pushes *pushes, enum values values, uint64_t *see
         for (size_t i = 0; i < pushes->n_elems; i++) {
             float value = value_of(values, next(seed));
 
-            /* the smallest fp16 overflows early: keep its sums finite */
+            /* fp16 overflows at small numbers, so they are limited to keep sums finite */
             if (pushes->dtype == DTYPE_F16 && fabsf(value) > 900)
                 value = copysignf(fmodf(value, 900), value);
             convert_from_f32(pushes->pushed[r] + i * dtype_size(pushes->dtype), &value, pushes->dtype, 1);
@@ -152,7 +152,7 @@ static float pushed_value(const struct pushes *pushes, unsigned rank, size_t i)
     return (float)widen_reference(h, pushes->dtype);
 }
 
-/* Section 1, word for word: absent ranks count as +0. */
+/* Section 1, word for word. Absent ranks count as +0. */
 static float tree_reference(const struct pushes *pushes, unsigned begin, unsigned end, size_t i)
 {
     unsigned half = 1;
@@ -164,7 +164,7 @@ static float tree_reference(const struct pushes *pushes, unsigned begin, unsigne
     return add(tree_reference(pushes, begin, begin + half, i), tree_reference(pushes, begin + half, end, i));
 }
 
-/* Section 2. */
+/* Section 2: the sum of a run's squares. */
 static double run_reference(const float *run, size_t n)
 {
     volatile double lane[8] = {0}, square;
@@ -186,7 +186,7 @@ static void reduce_reference(const struct pushes *pushes, bool first, float *acc
     exact_sum_carry(squares);
 }
 
-/* Reduces [begin, end) of the pushes into acc, which is at the parameter's start. */
+/* Reduces elements [begin, end) of the pushes. acc is the start of the parameter's accumulator. */
 static struct reduce_result reduce_range(const struct kernels *k, const struct pushes *pushes, bool first,
                                          bool past_caches, float *acc, size_t begin, size_t end,
                                          struct position_sum *sums)
@@ -215,7 +215,7 @@ static struct reduce_result reduce_range(const struct kernels *k, const struct p
     return result;
 }
 
-/* start_byte: where acc begins, from a multiple of 64. */
+/* start_byte is the offset of acc from a multiple of 64. */
 static void check_reduce(const struct kernels *k, const struct pushes *pushes, bool first, bool past_caches,
                          size_t start_byte, const float *expected, const struct exact_sum *squares)
 {
@@ -242,7 +242,7 @@ static void check_reduce(const struct kernels *k, const struct pushes *pushes, b
         assert_int_equal((unsigned char)memory[i], 0xee);
 }
 
-/* A random world of pushes, reduced with every table. */
+/* Reduces random pushes of a world with every table. */
 static void check_world(unsigned world, size_t n_elems, enum values values, unsigned absent_of_8, uint64_t *seed)
 {
     struct pushes pushes = {.dtype = (enum dtype)(next(seed) % N_DTYPES), .world = world, .n_elems = n_elems};
@@ -277,12 +277,12 @@ static void test_reduce(void **state)
     }
     for (unsigned world = 1; world <= 4; world++)
         check_world(world, N_MAX, VALUES_USUAL, 0, &seed);
-    check_world(3, 2048 * 64 + 2 * 64 + 3, VALUES_WILD, 0, &seed); /* more runs than bins take at once */
+    check_world(3, 2048 * 64 + 2 * 64 + 3, VALUES_WILD, 0, &seed); /* more runs than bins can add at once */
     for (unsigned world = 9; world <= MAX_RANKS; world += 11)
         check_world(world, 200, VALUES_WILD, 1, &seed);
 }
 
-/* The pieces of a parameter in any order, by any tables: bits and sums of the whole. */
+/* The pieces of a parameter, in any order and with any tables, have the bits and the sums of the whole. */
 static void test_reduce_pieces(void **state)
 {
     struct pushes pushes = {.dtype = DTYPE_BF16, .world = 4, .present = {true, true, false, true}, .n_elems = 9999};
@@ -318,7 +318,10 @@ static void test_reduce_pieces(void **state)
     pushes_deinit(&pushes);
 }
 
-/* Findings name the rank of a non-finite value, with bf16 leaves of 1.0 in three ranks and 300 elements from 640 on. */
+/*
+ * Findings name the rank with the value that is not finite. Three ranks push 300 bf16 elements, from element 640 on,
+ * which are 1.0 at first.
+ */
 static void check_nonfinite(const struct kernels *k)
 {
     const uint16_t one = 0x3f80, inf = 0x7f80, minus_inf = 0xff80, nan = 0x7fc1, big = 0x7f7f;
@@ -339,7 +342,7 @@ static void check_nonfinite(const struct kernels *k)
     g[1][7] = inf;
     g[2][7] = minus_inf;
     g[1][250] = nan;
-    g[0][100] = g[1][100] = big; /* finite, but not their sum */
+    g[0][100] = g[1][100] = big; /* both finite, but not their sum */
     k->reduce(&args, &result);
     assert_true(result.nonfinite && isnan(exact_sum_round(&result.squares)));
     assert_true(isnan(acc[7]) && isinf(acc[100]) && acc[101] == 3);
@@ -366,7 +369,7 @@ static void check_nonfinite(const struct kernels *k)
     g[2][7] = minus_inf;
     k->reduce(&args, &result);
 
-    /* it stays in the accumulator, also when the next contribution is clean */
+    /* the NaN remains in the accumulator, even if the next contribution is finite */
     for (int i = 0; i < 900; i++)
         g[i / 300][i % 300] = one;
     args.first = false;
@@ -385,7 +388,7 @@ static void test_reduce_nonfinite(void **state)
         check_nonfinite(k);
 }
 
-/* Each leaf as a letter, each join as brackets. */
+/* Asserts the joins of a world. Each leaf is a letter, each join a pair of brackets. */
 static void check_joins(unsigned world, const char *absent, const char *expected)
 {
     struct reduce_join joins[MAX_RANKS];
@@ -428,7 +431,7 @@ static void test_reduce_joins(void **state)
 
 /* ---- update -------------------------------------------------------------------------------------------- */
 
-/* A trajectory of one element array through some steps; 16-bit weights in w16, narrow state in what follows. */
+/* The state of an array over several steps. w16 has 16-bit weights, and the fields below have narrow state. */
 struct trajectory {
     float p[1030];
     float m[1030];
@@ -458,10 +461,10 @@ static const struct optimizer_case cases[] = {
     {OPTIMIZER_SGD, {.lr = 0.1, .momentum = 0.9, .nesterov = true}},
     {OPTIMIZER_LION, {.lr = 1e-4, .beta1 = 0.9, .beta2 = 0.99, .weight_decay = 0.1}},
     {OPTIMIZER_ADAGRAD, {.lr = 0.01, .lr_decay = 0.1, .eps = 1e-10, .weight_decay = 0.02}},
-    {OPTIMIZER_MUON, {.lr = 0.02, .momentum = 0.95, .weight_decay = 0.1}}, /* the second pass */
+    {OPTIMIZER_MUON, {.lr = 0.02, .momentum = 0.95, .weight_decay = 0.1}}, /* the second pass of Muon */
 };
 
-/* Section 4, one element. */
+/* Section 4: updates one element. */
 static void update_reference(const struct optimizer_case *c, double s, uint64_t t, float acc, float *p, float *m,
                              float *v)
 {
@@ -505,7 +508,7 @@ static void update_reference(const struct optimizer_case *c, double s, uint64_t 
     }
 }
 
-/* Section 5: what is stored, and what the next step reads. draw: 16 bits. */
+/* Section 5: return the bits that are stored, from which the next step reads. draw has 16 bits. */
 static uint16_t stored(float x, bool stochastic, uint32_t draw)
 {
     uint16_t nearest;
@@ -537,7 +540,7 @@ static uint32_t draw_of(uint32_t param, uint64_t t, uint64_t elem)
     return mixed((uint32_t)elem * 0x9e3779b9u ^ key_of(param, t));
 }
 
-/* Section 8: nine bits for a master. */
+/* Section 8: return the nine random bits for a master. */
 static uint32_t master_draw_of(uint32_t param, uint64_t t, uint64_t elem)
 {
     uint64_t number = elem / 64 * 16 + elem % 16;
@@ -546,7 +549,7 @@ static uint32_t master_draw_of(uint32_t param, uint64_t t, uint64_t elem)
     return (uint32_t)((draw | draw << 32) >> elem % 64 / 16 * 8 & 0x1ff);
 }
 
-/* Section 8: stores a master of the expected trajectory, and reads it. */
+/* Section 8: stores a master of the expected trajectory, and reads it again. */
 static void store_expected_master(float *p, uint16_t *w, int8_t *r, uint32_t draw)
 {
     uint64_t sum = ((uint64_t)f32_bits(*p) + draw % 256) / 256;
@@ -560,14 +563,17 @@ static void store_expected_master(float *p, uint16_t *w, int8_t *r, uint32_t dra
     *p = f32_from_bits((uint32_t)(sum * 256));
 }
 
-/* Rounds a moment of the expected trajectory, and widens it for the next step. */
+/* Rounds a moment of the expected trajectory to its 16 bits, and widens it for the next step. */
 static void store_expected(float *moment, uint16_t *bits, bool stochastic, uint32_t draw)
 {
     *bits = stored(*moment, stochastic, draw);
     convert_to_f32(moment, bits, DTYPE_BF16, 1);
 }
 
-/* Rounds a moment of the expected trajectory, compares what the kernel has stored with it, and makes both one. */
+/*
+ * Rounds a moment of the expected trajectory to groups, and asserts that the kernel stored the same. Then copies the
+ * kernel's groups to `expected`.
+ */
 static void expect_groups(const struct group8 *got, struct group8 *expected, float *moment, enum dtype dtype, size_t n,
                           const uint32_t *draws)
 {
@@ -576,7 +582,7 @@ static void expect_groups(const struct group8 *got, struct group8 *expected, flo
     in_groups_reference(moment, n, dtype, draws);
     convert_to_f32(widened, got, dtype, n);
     assert_same(widened, moment, n);
-    memcpy(expected, got, n / 64 * sizeof(*got)); /* what lies behind it must not have changed */
+    memcpy(expected, got, n / 64 * sizeof(*got)); /* bytes behind them must not have changed */
     if (n % 64 > 0)
         memcpy(&expected[n / 64], &got[n / 64], offsetof(struct group8, codes) + n % 64);
 }
@@ -588,19 +594,19 @@ static void trajectory_init(struct trajectory *t, uint64_t *seed)
         t->p[i] = value_of(i % 16 ? VALUES_USUAL : VALUES_SUBNORMAL, next(seed));
 }
 
-/* Return: the moments that the kernel changes. */
+/* Return: which moments the kernel changes. */
 static struct optimizer_moments moments_of(const struct optimizer_case *c)
 {
     return c->optimizer == OPTIMIZER_MUON ? (struct optimizer_moments){0} : optimizer_moments(c->optimizer, &c->hyper);
 }
 
-/* With masters of 24 bits the kernel writes no p. The test makes p from weights and bytes, to compare it. */
+/* With masters of 24 bits the kernel does not write p. Computes p from weights and lower bytes, to compare it. */
 static void widen_masters(struct trajectory *got, size_t at, size_t n)
 {
     master24_to_f32(got->p + at, (struct master24){.weights = got->w16 + at, .lower = got->lower + at}, n);
 }
 
-/* Steps both ways, at an offset so that no array is aligned to more than 4 bytes. */
+/* Does steps with the kernel and the reference. The offset makes sure that no array is aligned to more than 4 bytes. */
 static void check_update(const struct kernels *k, const struct optimizer_case *c, size_t n, enum dtype w16_dtype,
                          struct moments_type type, bool master24, uint64_t seed)
 {
@@ -609,7 +615,7 @@ static void check_update(const struct kernels *k, const struct optimizer_case *c
     struct update_scalars scalars;
     static float acc[1030];
     const size_t at = 1;
-    const uint64_t start_elem = UINT64_C(0xffffff00), param = 3; /* draws begin again after 2^32 elements */
+    const uint64_t start_elem = UINT64_C(0xffffff00), param = 3; /* draws repeat after 2^32 elements */
     bool narrow = type.dtype == DTYPE_BF16, grouped = type.dtype == DTYPE_SIGNED8;
     static uint32_t m_draws[1030], v_draws[1030];
 
@@ -642,7 +648,7 @@ static void check_update(const struct kernels *k, const struct optimizer_case *c
         for (size_t i = 0; i < ARRAY_SIZE(acc); i++)
             acc[i] = add(0, value_of((enum values)(next(&seed) % 8 ? 0 : next(&seed) % N_VALUES), next(&seed)));
         for (size_t i = 0; i < ARRAY_SIZE(acc); i++)
-            acc[i] = fabsf(acc[i]) > 1e15f ? 1e15f : acc[i]; /* its square stays finite */
+            acc[i] = fabsf(acc[i]) > 1e15f ? 1e15f : acc[i]; /* keeps its square finite */
         update_scalars_compute(c->optimizer, &c->hyper, s, t, &scalars);
         scalars.rounding_key = update_rounding_key(param, t);
         if (c->optimizer == OPTIMIZER_MUON)
@@ -675,7 +681,7 @@ static void check_update(const struct kernels *k, const struct optimizer_case *c
             expect_groups(got.v8, expected.v8, expected.v + at, DTYPE_UNSIGNED8, moments.v ? n : 0,
                           type.stochastic ? v_draws + at : NULL);
         }
-        if (narrow || grouped) { /* where they lie */
+        if (narrow || grouped) { /* compared already, in narrow form */
             memcpy(got.m, expected.m, sizeof(got.m));
             memcpy(got.v, expected.v, sizeof(got.v));
         }
@@ -700,11 +706,11 @@ static void test_update(void **state)
     }
 }
 
-/* A master goes on in steps that are smaller than what 24 bits can hold, also past a weight that is halfway. */
+/* A master moves by steps that are smaller than 24 bits can represent, also past values halfway between two weights. */
 static void test_small_steps(void **state)
 {
     enum { N_STEPS = 3000, N = 640 };
-    static const double steps[] = {0.3, 0.7, -0.3, -0.7}; /* of the distance of two masters above 1 */
+    static const double steps[] = {0.3, 0.7, -0.3, -0.7}; /* in units of the distance of masters above 1 */
     static uint16_t weights[N];
     static int8_t lower[N];
     static float acc[N], masters[N];
@@ -772,7 +778,7 @@ static void test_select(void **state)
     setenv("ZEROD_ISA", "sse9", 1);
     assert_int_equal(kernels_select(&k, NULL, err, sizeof(err)), -EINVAL);
     assert_non_null(strstr(err, "ZEROD_ISA: \"sse9\" is not known; this CPU runs: baseline"));
-    assert_int_equal(kernels_select(&k, "baseline", err, sizeof(err)), 0); /* an argument comes first */
+    assert_int_equal(kernels_select(&k, "baseline", err, sizeof(err)), 0); /* the argument is preferred */
     unsetenv("ZEROD_ISA");
 #ifdef __x86_64__
     if (strcmp(last->isa, "avx512") != 0) {
@@ -789,7 +795,7 @@ static void test_float_env(void **state)
     assert_int_equal(kernels_assert_float_env(err, sizeof(err)), 0);
 #ifdef __x86_64__
     const unsigned usual = __builtin_ia32_stmxcsr();
-    /* flush, read as zero, down, up, to zero */
+    /* flush-to-zero, denormals-are-zero, round down, up, to zero */
     const unsigned bits[] = {0x8000, 0x0040, 0x2000, 0x4000, 0x6000};
     const char *sentences[] = {"flush-to-zero", "denormals-are-zero", "nearest", "nearest", "nearest"};
 
@@ -802,7 +808,7 @@ static void test_float_env(void **state)
         r = kernels_assert_float_env(err, sizeof(err));
         __builtin_ia32_ldmxcsr(usual);
         if (!honoured)
-            skip(); /* valgrind's processor flushes nothing, and rounds as it likes */
+            skip(); /* valgrind's CPU neither flushes nor obeys the rounding mode */
         assert_int_equal(r, -ENOTSUP);
         assert_non_null(strstr(err, sentences[i]));
     }
@@ -820,7 +826,10 @@ TEST_GROUP(kernels)
         cmocka_unit_test(test_small_steps),
     };
 
-    /* Arrays of some 100 KiB come and go; as mappings of their own they would take ten times as long as all else. */
+    /*
+     * Tests allocate many arrays of about 100 KiB. Mapping and unmapping each of them would take ten times as long as
+     * the tests.
+     */
     mallopt(M_MMAP_THRESHOLD, 16 << 20);
     mallopt(M_TRIM_THRESHOLD, 256 << 20);
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Muon: the first pass against a loop in plain C, and orthogonalising against products in double. */
+/* Muon: the first pass is compared with a loop in plain C, and orthogonalising with products in double. */
 
 #include "core/base/base.h"
 #include "kernels/convert.h"
@@ -86,7 +86,7 @@ static void test_first_pass(void **state)
 
 /* ---- orthogonalising --------------------------------------------------------------------------------------- */
 
-/* c = a b, or a b' */
+/* c = a b, or a b' if trans. */
 static void multiply(double *c, const double *a, const double *b, size_t rows, size_t inner, size_t cols, bool trans)
 {
     for (size_t i = 0; i < rows; i++)
@@ -99,7 +99,7 @@ static void multiply(double *c, const double *a, const double *b, size_t rows, s
         }
 }
 
-/* In double, and always from the left: x = (a I + b x x' + c (x x')^2) x. */
+/* Orthogonalises in double, always from the left: x = (a I + b x x' + c (x x')^2) x. The caller frees the result. */
 static double *expected_of(const float *matrix, size_t rows, size_t cols, const struct hyper *hyper)
 {
     double *x = calloc(rows * cols, sizeof(double)), *next = calloc(rows * cols, sizeof(double));
@@ -160,7 +160,7 @@ static void check_shape(const struct gemm *gemm, size_t rows, size_t cols, float
     for (size_t i = n_scratch * sizeof(float); i < (n_scratch + GUARD) * sizeof(float); i++)
         assert_int_equal(((uint8_t *)scratch)[i], 0x7f);
 
-    /* A second call gives the same bits. What the scratch memory held before makes no difference. */
+    /* A second call gives the same bits, whatever the scratch memory contains. */
     memcpy(copy, got, n * sizeof(float));
     memset(scratch, 0xff, n_scratch * sizeof(float));
     again = muon_orthogonalize(gemm, shape, matrix, hyper, scratch, &parts);
@@ -192,7 +192,7 @@ static void test_orthogonalize(void **state)
 
     (void)state;
     for (size_t i = 0; i < ARRAY_SIZE(sides); i++) {
-        for (unsigned scale = 0; scale < 3; scale++) /* the norm of the last one is below eps */
+        for (unsigned scale = 0; scale < 3; scale++) /* the last scale makes the norm smaller than eps */
             check_shape(gemm, sides[i][0], sides[i][1], (float[]){1, 1e-6f, 1e-20f}[scale], &usual);
         check_shape(gemm, sides[i][0], sides[i][1], 0, &usual);
     }
@@ -219,7 +219,7 @@ static void test_lr_factor(void **state)
 static void test_flops(void **state)
 {
     (void)state;
-    /* x x' and its square: half of 2 x 10 x 10 x 30 and of 2 x 10^3; the last product: 2 x 10 x 10 x 30 */
+    /* x x' and its square: half of 2 x 10 x 10 x 30 and of 2 x 10^3. The last product: 2 x 10 x 10 x 30. */
     assert_true(muon_flops((struct muon_shape){10, 30}, 1) == 3000 + 1000 + 6000);
     assert_true(muon_flops((struct muon_shape){30, 10}, 5) == 5 * 10000);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The position sum against its definition, and what it must notice. */
+/* The position sum is compared with its definition. Other tests: which changes it must notice. */
 
 #include "kernels/position_sum.h"
 
@@ -40,7 +40,7 @@ static void test_position_reference(void **state)
     }
 }
 
-/* Pieces that start anywhere a run starts, in any order. */
+/* The sum of all pieces is the whole's. Pieces begin at any run, and are added in any order. */
 static void test_position_pieces(void **state)
 {
     static uint16_t elems[10000];
@@ -79,7 +79,7 @@ static void test_position_notices(void **state)
     static float g[N], h[N];
     uint64_t seed = 5, sum;
 
-    /* the coarsest of gradients: only signs */
+    /* very coarse gradients: only signs */
     for (size_t i = 0; i < N; i++)
         g[i] = next(&seed) & 1 ? 1 : -1;
     sum = position_of(DTYPE_F32, g, N);
@@ -115,7 +115,7 @@ static uint64_t position_finish_reference(const float *elems, size_t n_elems)
     return XXH3_64bits(message, sizeof(message));
 }
 
-/* Blocks of a constant among zeroes: moved by any distance, in elements or in stripes, they are elsewhere. */
+/* Blocks of a constant among zeroes. Moving a block by any distance, in elements or in stripes, changes the sum. */
 static void test_position_notices_moves(void **state)
 {
     enum { N = 1024, BLOCK = 16 };
@@ -132,7 +132,7 @@ static void test_position_notices_moves(void **state)
             assert_true(seen[i] != seen[n_seen - 1]);
     }
     assert_int_equal(position_finish_reference(g, N), seen[n_seen - 1]);
-    /* trailing zeroes count */
+    /* zeroes at the end count */
     assert_true(position_of(DTYPE_F32, g, N - 1) != position_of(DTYPE_F32, g, N - 2));
 }
 

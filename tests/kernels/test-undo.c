@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A kernel with an undo slot is killed after each of its instructions: ptrace makes it take one after the other, and
- * after each a copy of its memory is put back and finished. The bits must be those of a kernel that has no slot and is
- * not killed.
+ * A kernel with an undo slot is killed after each of its instructions: ptrace runs them one by one. After each, a copy
+ * of the kernel's memory is put back, and the update is finished. The bits must be those of an undisturbed kernel
+ * without a slot.
  */
 
 #include "core/base/base.h"
@@ -29,13 +29,13 @@
 #include <cmocka.h>
 
 enum {
-    N_ELEMS = UNDO_GROUP_ELEMS + 22, /* a group, and a part of one */
-    N_LONG = 3 * 1024 + 22, /* blocks of update_kernel.c, and a part of one */
+    N_ELEMS = UNDO_GROUP_ELEMS + 22, /* a group, and part of one */
+    N_LONG = 3 * 1024 + 22,          /* blocks of update_kernel.c, and part of one */
     MAX_LEAVES = 4,
-    FIRST = 1000, /* the slot's number of the first element */
+    FIRST = 1000, /* the first element's number in the slot */
 };
 
-/* The killed process leaves this memory behind. */
+/* Memory that remains when the process is killed. */
 struct memory {
     struct undo_slot slot;
     float p[N_ELEMS], m[N_ELEMS], v[N_ELEMS], acc[N_ELEMS]; /* narrow moments: the first part of m and v */
@@ -49,18 +49,18 @@ struct job {
     enum optimizer optimizer;
     struct update_scalars scalars;
     struct optimizer_moments moments;
-    enum dtype dtype; /* of the weights, or of the leaves */
+    enum dtype dtype;  /* dtype of the weights, or of the leaves */
     unsigned n_leaves; /* 0: an update */
-    bool first_pass;   /* of Muon's two */
+    bool first_pass;   /* the first pass of Muon's two */
     const void *leaves[MAX_LEAVES];
     struct reduce_join joins[MAX_LEAVES];
-    uint64_t n_steps; /* instructions after which it was killed, of all jobs */
+    uint64_t n_steps; /* how many instructions were tried in all jobs */
 };
 
 static struct memory *shared;
 static float pushed[MAX_LEAVES][N_ELEMS];
 
-/* Runs the kernel over elements done .. N_ELEMS - 1. */
+/* Runs the kernel. If is_found, first puts back the group of a killed run, and runs only what is not done. */
 static void run_job(const struct job *job, struct memory *on, bool with_slot, bool is_found)
 {
     if (job->n_leaves == 0) {
@@ -117,7 +117,7 @@ static void assert_equal(const struct memory *a, const struct memory *b, uint64_
         fail_msg("killed after %" PRIu64 " instructions: other bits", step);
 }
 
-/* Return: the process, stopped before the kernel. */
+/* Starts a process that runs the job. Return: its pid; the process is stopped before the kernel. */
 static pid_t start(const struct job *job)
 {
     pid_t pid = fork();
@@ -227,7 +227,7 @@ static void test_update(void **state)
     print_message("%" PRIu64 " kills\n", job.n_steps);
 }
 
-/* Any bits are numbers in fp32 and bf16, but not any bits are a group: its exponent must be one. */
+/* Makes moments that are valid groups. Other tests use random bits, but a group's exponent must be valid. */
 static void make_groups(const struct memory *from)
 {
     convert_from_f32(shared->m, from->m, DTYPE_SIGNED8, N_ELEMS);
@@ -257,7 +257,7 @@ static void test_update_of_narrow_moments(void **state)
     print_message("%" PRIu64 " kills\n", job.n_steps);
 }
 
-/* Masters in 24 bits, beside moments of all kinds and none. */
+/* 24-bit masters, with moments of all types and without moments. */
 static void test_update_of_master24(void **state)
 {
     static const enum optimizer optimizers[] = {OPTIMIZER_ADAMW, OPTIMIZER_SGD, OPTIMIZER_MUON};
@@ -317,7 +317,9 @@ struct long_memory {
     uint16_t w16[N_LONG];
 };
 
-/* A kill in the middle of the group at `done`. before, after: an undisturbed update. */
+/*
+ * Continues from a kill in the middle of the group at `done`. before and after are the state of an undisturbed update.
+ */
 static void kill_in_group(const struct kernels *kernels, struct update_args args, size_t done,
                           const struct long_memory *before, const struct long_memory *after)
 {
@@ -371,7 +373,7 @@ static void test_blocks(void **state)
     }
 }
 
-/* Muon's two passes. The first one overwrites the gradients that it reads. */
+/* Both passes of Muon. The first pass overwrites the gradients that it reads. */
 static void test_muon(void **state)
 {
     static const struct moments_type types[] = {{DTYPE_F32}, {DTYPE_BF16}, {DTYPE_BF16, true}, {DTYPE_SIGNED8, true}};

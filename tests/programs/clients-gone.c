@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* For LD_PRELOAD: each connection that is shut down counts as gone already. */
+/* For LD_PRELOAD: shutdown() always fails, as if the peer had closed the connection before. */
 
 #include <errno.h>
 #include <sys/socket.h>

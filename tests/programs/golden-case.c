@@ -22,7 +22,7 @@ static struct json_object *get(struct json_object *object, const char *name)
     return value;
 }
 
-/* A list has one value for each step. */
+/* If the value is a list, it has one element for each step. Return: the value at the step. */
 static struct json_object *at_step(struct json_object *value, unsigned step)
 {
     return json_object_is_type(value, json_type_array) ? json_object_array_get_idx(value, step) : value;
@@ -49,7 +49,7 @@ static const char *get_string(struct json_object *object, const char *name, cons
     return value ? json_object_get_string(value) : otherwise;
 }
 
-/* Return: the place of a word in a list of n. */
+/* Return: the index of the word in the list of n words, or -1. */
 static int find_word(const char *word, const char *const *words, int n)
 {
     for (int i = 0; i < n; i++)
@@ -249,7 +249,7 @@ static void store(void *dst, enum dtype dtype, uint64_t i, float value)
         ((uint16_t *)dst)[i] = dtype == DTYPE_BF16 ? gradient_to_bf16(value) : gradient_to_fp16(value);
 }
 
-/* Replaced values: [step, rank, micro, param, index, value]. */
+/* Applies the case's "nonfinite" list to the gradient. Its entries are [step, rank, micro, param, index, value]. */
 static void store_nonfinite(const struct golden_case *c, const struct golden_place *at, void *dst)
 {
     struct json_object *list = get(c->root, "nonfinite");

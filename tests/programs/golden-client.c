@@ -5,13 +5,12 @@
  *
  *     golden-client CASE.json HOW.json RANK RESULT
  *
- * The client finds the daemon by ZEROD_SOCKET. The how: order (forward, reverse, alternate, random) and seed, of the
- * pushes of a micro-batch; in_place (gradients are written where zerod_slot() says); configured (the optimizer's
- * settings are the daemon's, steps come without arguments); sleep_ms before each backward, one number for each
- * rank.
+ * ZEROD_SOCKET names the daemon. HOW.json has these keys: order (forward, reverse, alternate, random) and seed, for the
+ * pushes of a micro-batch; in_place (gradients are written into zerod_slot()); configured (the optimizer's settings are
+ * the daemon's, so that steps have no arguments); sleep_ms (before each backward, one number per rank).
  *
- * Results are those of golden-driver.c, and for each step: what zerod_step() said, the weights of one
- * parameter that stays gathered over the step, and at the end how long the slowest push took.
+ * The result file has the arrays of golden-driver.c. For each step it also has the results of zerod_step() and the
+ * weights of one parameter that stays gathered over the step. At the end it has the duration of the slowest push.
  */
 
 #include <errno.h>
@@ -38,8 +37,8 @@ struct rank {
     uint64_t random;
     struct zerod *client;
     void **inits;        /* rank 0: initial weights until the job is formed */
-    struct push *pushes; /* of a micro-batch */
-    uint8_t *scratch;    /* the largest parameter in fp32 */
+    struct push *pushes; /* of one micro-batch */
+    uint8_t *scratch;    /* large enough for any parameter in fp32 */
     uint64_t slowest_push_ns;
     FILE *out;
 };
@@ -118,7 +117,10 @@ static void shuffle(struct rank *rank, unsigned n)
     }
 }
 
-/* A parameter's passes are numbered as they come, whatever the order. Return: how many pushes. */
+/*
+ * Orders the pushes of a micro-batch. A parameter's passes are numbered in the order of its pushes. Return: the number
+ * of pushes.
+ */
 static int order_pushes(struct rank *rank, unsigned step, unsigned micro)
 {
     const char *order = json_object_get_string(get(rank, "order"));

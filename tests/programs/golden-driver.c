@@ -6,15 +6,15 @@
  *     golden-driver CASE.json HOWS.json FOLDER     a result file FOLDER/N for the N-th of the hows
  *     golden-driver --isas                         the instruction sets of this machine
  *
- * A how is an object: stage, bucket_elems, threads, isa, order (the seed of the order of pushes), split. The
- * result must not depend on any of it.
+ * Each element of HOWS.json is an object with the keys stage, bucket_elems, threads, isa, order (the seed of the order
+ * of pushes) and split. The result must not depend on any of these.
  *
- * split: 0 is one core. Otherwise there are two, as on two nodes, and ranks from `split` on are the
- * second one's: each owns the partitions of its ranks, sums what its ranks pushed, gets the other's
- * partial sums and published weights as copies of exactly the bytes that it is owed, and everything else
- * in those copies is NaN.
+ * If split is 0, there is one core (struct core). Otherwise there are two cores, as on two nodes, and the second core
+ * has the ranks from `split` on. Each core owns the partitions of its ranks and sums the gradients of its ranks. It
+ * gets copies of the other core's partial sums and published weights. Only the bytes that it may use are copied; the
+ * rest of the copy is NaN.
  *
- * Main thread only, but for the kernels on the workers.
+ * Everything runs on the main thread, except the kernels, which run on the workers.
  */
 
 #include <errno.h>
@@ -42,16 +42,16 @@ struct how {
 
 /* The state and step of one daemon. */
 struct core {
-    unsigned first, n; /* its ranks */
+    unsigned first, n; /* its ranks: first to first + n - 1 */
     struct state *state;
     struct step *step;
-    float *received; /* the other core's pieces, each at its place in an arena */
+    float *received; /* the other core's partial sums, each at its arena offset */
 };
 
-/* A parcel's place in the micro-batch. */
+/* The progress of a parcel in the micro-batch. */
 struct cursor {
     unsigned pass;
-    unsigned n_under_way; /* cores that are reducing or combining it */
+    unsigned n_under_way; /* cores that are reducing or combining the parcel */
 };
 
 struct push {
@@ -68,13 +68,13 @@ struct run {
     unsigned n_cores;
     unsigned step, micro;
 
-    unsigned n_slots;   /* per rank: the most passes of any parameter */
+    unsigned n_slots;   /* per rank, the highest number of passes of any parameter */
     uint8_t *slots;     /* an arena per rank and pass */
-    unsigned *n_passes; /* per rank and parameter: pushes of this micro-batch, */
-    unsigned *n_pushed; /* and how many of them are done */
-    unsigned *n_left;   /* per rank */
+    unsigned *n_passes; /* per rank and parameter, pushes of this micro-batch */
+    unsigned *n_pushed; /* per rank and parameter, pushes already done */
+    unsigned *n_left;   /* per rank, pushes still to do */
     struct push *pushes;
-    struct cursor *cursors; /* per parcel */
+    struct cursor *cursors; /* one per parcel */
     unsigned n_under_way;
     FILE *out;
 };
@@ -151,7 +151,7 @@ static int make_cores(struct run *run)
     return r;
 }
 
-/* The most often that any parameter is pushed in any micro-batch. */
+/* Return: the highest number of pushes of one parameter in one micro-batch. */
 static unsigned count_slots(const struct golden_case *c)
 {
     struct golden_place at = {0};
@@ -226,7 +226,7 @@ static struct core *owner(struct run *run, const struct layout_chunk *chunk)
     return &run->cores[run->n_cores == 2 && chunk->rank >= run->how.split];
 }
 
-/* Masters of what a core owns; what it does not own it only shows, as any node does. */
+/* Stores the master weights that the core owns. Copies the other weights into its published weights, as a node does. */
 static void store_weights(struct run *run, struct core *core, uint32_t param, const uint8_t *weights)
 {
     const struct layout_param *p = &run->layout->params[param];
@@ -271,7 +271,7 @@ static bool has_pushed(const struct run *run, unsigned rank, unsigned param, uns
     return run->n_pushed[rank * run->c->n_params + param] > pass;
 }
 
-/* How many parts of a parcel at least one of ranks [first, first + n) has pushed in that pass. */
+/* Return: how many parts of a parcel any of the ranks [first, first + n) has pushed in that pass. */
 static uint32_t count_pushed(const struct run *run, uint32_t at, unsigned pass, unsigned first, unsigned n)
 {
     const struct layout_parcel *parcel = &run->layout->parcels[at];
@@ -287,7 +287,10 @@ static uint32_t count_pushed(const struct run *run, uint32_t at, unsigned pass, 
     return n_pushed;
 }
 
-/* Every rank has pushed all of the parcel, or has ended; and there is something to add. */
+/*
+ * Return: whether the pass can be reduced. Each rank has pushed all parts of the parcel or all its pushes, and at least
+ * one part was pushed.
+ */
 static bool is_complete(const struct run *run, uint32_t at, unsigned pass)
 {
     for (unsigned rank = 0; rank < run->c->world_size; rank++)
@@ -296,7 +299,7 @@ static bool is_complete(const struct run *run, uint32_t at, unsigned pass)
     return count_pushed(run, at, pass, 0, run->c->world_size) > 0;
 }
 
-/* Bit `bit` for the parts that a rank of [first, first + n) has pushed. */
+/* Sets bit `bit` in the masks of the parts that a rank of [first, first + n) has pushed. */
 static void set_masks(const struct run *run, struct reduction *reduction, unsigned bit, unsigned first, unsigned n)
 {
     const struct layout_parcel *parcel = &run->layout->parcels[reduction->parcel];
@@ -307,7 +310,7 @@ static void set_masks(const struct run *run, struct reduction *reduction, unsign
                 reduction->masks[i] |= UINT64_C(1) << bit;
 }
 
-/* Copies, from another core's piece, the partitions that this core owns. */
+/* Copies the partitions that this core owns from another core's piece (a partial sum). The rest of the copy is NaN. */
 static const float *receive(struct run *run, struct core *core, const struct core *from, uint32_t at, unsigned piece)
 {
     const float *sent = (const float *)(const void *)step_piece(from->step, at, piece);
@@ -418,7 +421,7 @@ static void post_all(struct run *run)
 
 /* ---- a micro-batch ------------------------------------------------------------------------------------- */
 
-/* All pushes of the micro-batch in an order of their own: which rank is when where says the seed. */
+/* Makes all pushes of the micro-batch and shuffles them by *random. Return: their number. */
 static unsigned make_pushes(struct run *run, uint64_t *random)
 {
     unsigned n = 0;
@@ -455,7 +458,7 @@ static void do_push(struct run *run, const struct push *push)
                              p->offset_elems * dtype_size(p->grad_dtype));
     ++*n_pushed;
     if (--run->n_left[push->rank] == 0)
-        post_all(run); /* this rank has ended */
+        post_all(run); /* this was the rank's last push */
     else
         for (uint32_t i = 0; i < p->n_parts; i++)
             post_parcel(run, run->layout->parts[p->first_part + i].parcel);
@@ -465,7 +468,7 @@ static void run_micro_batch(struct run *run, uint64_t *random)
 {
     unsigned n = make_pushes(run, random);
 
-    /* NaN in all dtypes. */
+    /* Fills the slots with NaN (0xff bytes are a NaN in all dtypes). */
     memset(run->slots, 0xff, run->c->world_size * run->n_slots * run->layout->arena_bytes);
     memset(run->n_pushed, 0, (size_t)run->c->world_size * run->c->n_params * sizeof(*run->n_pushed));
     memset(run->cursors, 0, run->layout->n_parcels * sizeof(*run->cursors));
@@ -487,7 +490,7 @@ static void update_is_done(void *userdata, int result)
     run->n_under_way--;
 }
 
-/* Each core's published weights get what the other has updated. */
+/* Copies the weights that each core has updated into the published weights of the other core. */
 static void exchange_weights(struct run *run)
 {
     for (uint32_t b = 0; run->how.stage != 3 && b < run->layout->n_buckets; b++) {
@@ -506,7 +509,7 @@ static void exchange_weights(struct run *run)
     }
 }
 
-/* As daemon/job/boundary.c applies a step. */
+/* Applies the step as daemon/job/boundary.c does. */
 static int apply(struct run *run, double norm, double scale)
 {
     double max_norm = golden_case_max_norm(run->c, run->step);
@@ -557,7 +560,7 @@ static int run_step(struct run *run, uint64_t *random)
 
 /* ---- results ------------------------------------------------------------------------------------------- */
 
-/* In fp32. */
+/* Writes one state of a parameter in fp32. */
 static int write_state(struct run *run, const char *name, uint32_t param, enum state_kind kind)
 {
     const struct layout_param *p = &run->layout->params[param];
@@ -575,7 +578,10 @@ static int write_state(struct run *run, const char *name, uint32_t param, enum s
     return golden_write(run->out, name, param, whole, p->n_elems * sizeof(*whole));
 }
 
-/* Stages 1 and 2: what a core shows. Stage 3: gathered from the owners. */
+/*
+ * Writes a parameter's weights. In stages 1 and 2 they are the core's published weights, in stage 3 they are gathered
+ * from the owners.
+ */
 static int write_weights(struct run *run, const char *name, uint32_t param, const struct core *core)
 {
     const struct layout_param *p = &run->layout->params[param];

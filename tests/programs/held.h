@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Counts the system resources that a process holds, to check that none is left over. For tests with cmocka. */
+/* Counts the system resources of a process, for tests with cmocka that check for leaks. */
 
 #include <dirent.h>
 #include <stdio.h>
 #include <string.h>
 
-/* Open descriptors, and a constant. */
+/* Return: the number of open descriptors plus a constant. */
 static inline size_t count_fds(void)
 {
     DIR *dir = opendir("/proc/self/fd");
@@ -20,7 +20,7 @@ static inline size_t count_fds(void)
     return n;
 }
 
-/* Mappings of this process whose line in /proc/self/maps has the text. */
+/* Return: the number of this process's mappings whose line in /proc/self/maps contains the text. */
 static inline unsigned count_maps(const char *text)
 {
     FILE *file = fopen("/proc/self/maps", "re");

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Attacks on a daemon. Usage: hostile ATTACK [NUMBER], with $ZEROD_SOCKET; hostile --list prints the names and what
- * each does. Each attack knows how the daemon must answer and ends with status 1 and a sentence when it does not; texts
- * of refusals go to standard output. Attacks as a rank claim rank 1 of a job of two that trains the model of
- * puppet-model.h.
+ * Attacks on a daemon. Usage: hostile ATTACK [NUMBER], with $ZEROD_SOCKET. hostile --list prints the name and a
+ * description of each attack. Each attack expects a certain answer of the daemon; if the answer differs, the program
+ * ends with status 1 and a sentence. The texts of refusals are printed on standard output. Attacks as a rank are rank 1
+ * of a job of two ranks that trains the model of puppet-model.h.
  */
 
 #include <errno.h>
@@ -107,7 +107,7 @@ static void hello_twice(unsigned n)
     raw_close(&c);
 }
 
-/* An empty packet cannot be told from the end. */
+/* recv() returns 0 for an empty packet and for the end, so the daemon closes the connection. */
 static void empty_packet(unsigned n)
 {
     struct raw c;
@@ -147,7 +147,7 @@ static void oversized(unsigned n)
     }
 }
 
-/* Bytes of no meaning, and bytes that begin like a message. */
+/* Sends random bytes, and bytes that begin like a message. */
 static void garbage(unsigned n)
 {
     uint64_t random = 1;
@@ -159,7 +159,7 @@ static void garbage(unsigned n)
 
         for (size_t k = 0; k < size; k++)
             packet[k] = (uint8_t)draw(&random);
-        if (i % 2) { /* field 1 to 24, a length */
+        if (i % 2) { /* a field number from 1 to 24, and a length */
             packet[0] = (uint8_t)((1 + draw(&random) % 24) << 3 | 2);
             packet[1 % size] = (uint8_t)(size > 2 ? (size - 2) & 127 : 0);
         }
@@ -173,7 +173,7 @@ static void garbage(unsigned n)
     }
 }
 
-/* Descriptors, from one to as many as the kernel lets pass: on a message that is fine otherwise. */
+/* Sends 1 to 253 descriptors (the kernel's limit) with an otherwise valid message. */
 static void descriptors(unsigned n)
 {
     static const size_t counts[] = {1, 3, FRAME_MAX_FDS + 1, 253};
@@ -193,7 +193,7 @@ static void descriptors(unsigned n)
     }
 }
 
-/* Connections that say nothing, until this program is told to end by the end of its input. */
+/* Opens n connections that send nothing, until standard input ends. */
 static void idle(unsigned n)
 {
     struct sockaddr_un sa = {.sun_family = AF_UNIX};
@@ -210,7 +210,7 @@ static void idle(unsigned n)
     (void)!read(STDIN_FILENO, &byte, 1);
 }
 
-/* The daemon closes those that say nothing. */
+/* The daemon closes connections that send nothing. */
 static void idle_closed(unsigned n)
 {
     struct raw c;
@@ -252,7 +252,7 @@ static void control_unknown(unsigned n)
     raw_close(&c);
 }
 
-/* Says Hello and nothing more. */
+/* Sends Hello and nothing more. */
 static void control_idle(unsigned n)
 {
     struct raw c;
@@ -266,7 +266,7 @@ static void control_idle(unsigned n)
     raw_close(&c);
 }
 
-/* Asks and asks and never reads an answer: soon it is not read either, and then closed. */
+/* Asks again and again and never reads an answer. The daemon soon stops reading the connection, and then closes it. */
 static void never_reads(unsigned n)
 {
     struct pollfd writable = {.events = POLLOUT};
@@ -288,7 +288,7 @@ static void never_reads(unsigned n)
     raw_close(&c);
 }
 
-/* n connections that have eight questions under way each, until this program is told to end by the end of its input. */
+/* Keeps eight unanswered questions on each of n connections, until standard input ends. */
 static void asks(unsigned n)
 {
     enum { MAX_ASKERS = 64, UNDER_WAY = 8 };
@@ -319,7 +319,7 @@ static void asks(unsigned n)
     printf("%lu answers\n", n_answers);
 }
 
-/* The command of an administrator, as the user that runs this program. Prints the answer. */
+/* Sends command n of an administrator, as the user that runs this program. Prints the answer. */
 static void admin(unsigned n)
 {
     static const char *const commands[] = {"drain", "abort-step", "drop"};
@@ -349,7 +349,10 @@ static bool is_anybody_attached(void)
     return attached;
 }
 
-/* A formed rank whose connection breaks: the step is aborted, and then it goes on as if it still had a ring. */
+/*
+ * A formed rank loses its connection, and the step is aborted. The rank reconnects and pushes as if it still had its
+ * ring.
+ */
 static void reconnects(unsigned n)
 {
     struct raw before, after;
@@ -386,7 +389,7 @@ static void foreign(unsigned n)
 
 /* ---- as a rank: places and tickets --------------------------------------------------------------------- */
 
-/* A formed rank with a micro-batch open and the first push packed but not sent. */
+/* Attaches as rank 1 and opens a micro-batch. Return: the first push, packed but not sent. */
 static struct request attack(struct raw *c)
 {
     raw_attach(c, 1);
@@ -416,7 +419,7 @@ static void ticket_use(unsigned n)
     raw_close(&c);
 }
 
-/* One ticket for two buckets. */
+/* Uses one ticket for two buckets. */
 static void ticket_shared(unsigned n)
 {
     struct raw c;
@@ -431,7 +434,7 @@ static void ticket_shared(unsigned n)
     raw_close(&c);
 }
 
-/* Two tickets for one bucket and pass: its gradients would lie in two slots. */
+/* Uses two tickets for one bucket and pass, so that the bucket's gradients would be in two slots. */
 static void slot_twice(unsigned n)
 {
     struct raw c;
@@ -454,7 +457,7 @@ static void offset_outside(unsigned n)
         struct raw c;
         struct request push = attack(&c);
 
-        /* The last one begins inside and ends outside. */
+        /* The last push begins inside the ring and ends outside. */
         push.push.offset_bytes = i < ARRAY_SIZE(offsets) ? offsets[i] : c.ring_bytes - 64;
         raw_say(&c, &push);
         raw_expect_dropped(&c, 1403, "Push.offset_bytes: outside the ring");
@@ -528,7 +531,7 @@ static void unknown_bucket(unsigned n)
     raw_close(&c);
 }
 
-/* Every slot at one place: only this rank's own gradients are spoilt, and it gives them up. */
+/* Places all slots at one offset. This spoils only this rank's own gradients, and the rank aborts the step. */
 static void overlap(unsigned n)
 {
     struct raw c;
@@ -547,7 +550,10 @@ static void overlap(unsigned n)
     raw_close(&c);
 }
 
-/* The daemon may say once that the ring has room again, from something that was given back before. */
+/*
+ * Asks for an overflow extent. The daemon may answer once with room in the ring, because an earlier push has freed
+ * some.
+ */
 static uint64_t get_extent(struct raw *c, uint32_t bucket)
 {
     for (int i = 0; i < 2; i++) {
@@ -559,7 +565,10 @@ static uint64_t get_extent(struct raw *c, uint32_t bucket)
     raw_fail("room in the ring was granted, nothing was in the way");
 }
 
-/* Two slots in one overflow extent: when the first is given back, the second must not lose its ground. */
+/*
+ * Places two slots in one overflow extent. The daemon must refuse the second one, because it frees the extent after the
+ * first.
+ */
 static void overlap_extent(unsigned n)
 {
     struct raw c;
@@ -574,7 +583,7 @@ static void overlap_extent(unsigned n)
     raw_close(&c);
 }
 
-/* Takes overflow until there is no more: then E1401, and clearing it gives nothing away. */
+/* Requests overflow extents until the daemon refuses with E1401. Clearing the fault must not free any extent. */
 static void overflow_hoard(unsigned n)
 {
     struct raw c;
@@ -594,7 +603,7 @@ static void overflow_hoard(unsigned n)
     raw_close(&c);
 }
 
-/* Gives the pages of its ring back while the daemon reads them; tries what the seals and modes forbid. */
+/* Punches holes into its ring while the daemon reads it, and tries what the seals and modes forbid. */
 static void holes(unsigned n)
 {
     struct raw c;
@@ -624,7 +633,7 @@ static void holes(unsigned n)
     raw_close(&c);
 }
 
-/* Return: what opening it again for writing makes of a descriptor that was handed out for reading, or -errno. */
+/* Reopens a read-only descriptor for writing. Return: the new descriptor or -errno. */
 static int reopen(int fd)
 {
     char path[64];
@@ -635,7 +644,7 @@ static int reopen(int fd)
     return again < 0 ? -errno : again;
 }
 
-/* Published: it can be opened, and nothing comes of it. */
+/* The memory is published: it can be opened for writing, but not changed. */
 static void expect_published(int fd, const char *what)
 {
     uint8_t byte = 0xa5;
@@ -657,8 +666,8 @@ static void expect_foreign(int fd, const char *what)
 }
 
 /*
- * Opens again for writing what it was given for reading: as the daemon's own uid (0), as another (1), as the daemon's
- * own in stage 3, where the pool of gathered parameters is open to it, but is no state (2).
+ * Reopens the daemon's read-only descriptors for writing. n is 0: with the daemon's uid; 1: with another uid; 2: with
+ * the daemon's uid in stage 3, where this may write the pool of gathered parameters, which is no state.
  */
 static void reopened(unsigned n)
 {
@@ -698,7 +707,7 @@ static void push_before_begin(unsigned n)
     request = raw_end(&c);
     raw_say(&c, &request);
     raw_expect_refused(&c, 1003, "early push refused");
-    raw_say(&c, &request); /* it sticks */
+    raw_say(&c, &request); /* the refusal persists */
     raw_expect_refused(&c, 1003, "early push refused");
     raw_close(&c);
 }
@@ -724,7 +733,7 @@ static void push_after_end(unsigned n)
     raw_close(&c);
 }
 
-/* A push of a step that is long committed. */
+/* Sends a push of a step that was committed long ago. */
 static void stale_push(unsigned n)
 {
     struct raw c;
@@ -751,7 +760,7 @@ static void step_while_open(unsigned n)
     raw_close(&c);
 }
 
-/* Does not say that it has seen an abort, and asks for the step all the same. */
+/* Asks for the step without AbortSeen after an abort. */
 static void abort_unseen(unsigned n)
 {
     struct raw c;
@@ -767,7 +776,7 @@ static void abort_unseen(unsigned n)
     raw_close(&c);
 }
 
-/* Does not say that it has seen an abort, and pushes for the attempt that was aborted. */
+/* Sends a push of the aborted attempt before AbortSeen. */
 static void aborted_pushes(unsigned n)
 {
     struct raw c;
@@ -778,7 +787,7 @@ static void aborted_pushes(unsigned n)
     raw_say(&c, &request);
     raw_say(&c, &(struct request){.type = REQUEST_ABORT_STEP, .abort_step = {.why = "once more"}});
     raw_expect(&c, REPLY_DONE);
-    raw_say(&c, &late); /* dropped without a word */
+    raw_say(&c, &late); /* the daemon drops it silently */
     c.at = c.reply.done.position;
     raw_say(&c, &(struct request){.type = REQUEST_ABORT_SEEN, .abort_seen = {.attempt = c.at.attempt}});
     raw_begin(&c);
@@ -801,7 +810,7 @@ static void step_of_tomorrow(unsigned n)
     raw_close(&c);
 }
 
-/* A request while one is not answered: rank 0 does not open the window, so this one waits. */
+/* Sends a request while another one is unanswered: WriteBegin waits because rank 0 opens no window. */
 static void unanswered(unsigned n)
 {
     static const enum request_type types[] = {REQUEST_READ_STATE, REQUEST_CLEAR_FAULT, REQUEST_ABORT_SEEN, REQUEST_PUSH,
@@ -815,7 +824,7 @@ static void unanswered(unsigned n)
         raw_say(&c, &(struct request){.type = REQUEST_WRITE_BEGIN});
         request = (struct request){.type = types[i]};
         raw_say(&c, &request);
-        if (types[i] == REQUEST_LEAVE) { /* leaving is not refused: whoever waits may give up */
+        if (types[i] == REQUEST_LEAVE) { /* Leave is allowed while a request waits */
             raw_close(&c);
             continue;
         }
@@ -869,7 +878,7 @@ static void wrong_count(unsigned n)
     raw_close(&c);
 }
 
-/* More than a million parameters, as many in a packet as fit. */
+/* Declares more than a million parameters, as many in each packet as fit. */
 static void huge_manifest(unsigned n)
 {
     enum { PER_PACKET = 8000 };
@@ -887,7 +896,7 @@ static void huge_manifest(unsigned n)
     raw_close(&c);
 }
 
-/* Five megabytes of strings. */
+/* Interns five megabytes of strings. */
 static void intern(unsigned n)
 {
     char text[1001];
@@ -929,7 +938,7 @@ static void fd_as_rank(unsigned n)
     raw_close(&c);
 }
 
-/* Asks for a parameter's state over and over and never takes the answers. */
+/* Asks for a parameter's state again and again and never reads the answers. */
 static void never_reads_state(unsigned n)
 {
     struct raw c;
@@ -940,7 +949,7 @@ static void never_reads_state(unsigned n)
         struct request request = {.type = REQUEST_READ_STATE, .read_state = {.param = 7}};
 
         r = raw_send(&c, packet, raw_pack(&request, packet), NULL, 0);
-        usleep(200); /* so that most are answered before the next one comes */
+        usleep(200); /* so that most requests are answered before the next one */
     }
     EXPECT(r == -EPIPE || r == -ECONNRESET, "all %u requests were taken: %d", n, r);
     raw_close(&c);
@@ -954,7 +963,7 @@ static uint64_t held_bytes(int fd)
     return (uint64_t)status.st_blocks * 512;
 }
 
-/* Asks n times for the state of a large parameter and keeps what it gets: only the last answer has memory. */
+/* Asks n times for the state of a large parameter and keeps the descriptors. Only the last answer may hold memory. */
 static void hoards_state(unsigned n)
 {
     static const uint64_t shape[] = {2 << 20};
@@ -987,7 +996,7 @@ static void hoards_state(unsigned n)
     for (int i = 0; i < n_fds; i++)
         sum += held_bytes(fds[i]);
     EXPECT(sum <= n_bytes + 65536, "%d answers hold %llu bytes", n_fds, (unsigned long long)sum);
-    raw_say(&c, &(struct request){.type = REQUEST_CLEAR_FAULT}); /* it goes on: the last answer has been read */
+    raw_say(&c, &(struct request){.type = REQUEST_CLEAR_FAULT}); /* allowed, because the last answer has been read */
     raw_expect(&c, REPLY_DONE);
     for (int i = 0; i < 1000 && held_bytes(fds[n_fds - 1]) > 0; i++)
         usleep(10000);
@@ -996,7 +1005,7 @@ static void hoards_state(unsigned n)
     raw_close(&c);
 }
 
-/* Pushes the same thing for n milliseconds. They are duplicates: the first one stands. */
+/* Pushes the same gradient again for up to n rounds of 1,000. These pushes are duplicates; the first one counts. */
 static void flood(unsigned n)
 {
     struct pollfd input = {.fd = STDIN_FILENO, .events = POLLIN};
@@ -1016,7 +1025,7 @@ static void flood(unsigned n)
     raw_close(&c);
 }
 
-/* Dies while a child of it holds the socket and keeps pushing. */
+/* Dies while its child holds the socket and keeps pushing. */
 static void orphan_flood(unsigned n)
 {
     struct raw c;
@@ -1034,7 +1043,7 @@ static void orphan_flood(unsigned n)
     _exit(0);
 }
 
-/* A second connection of the same incarnation takes the rank over: the first one has nothing to say any more. */
+/* A second connection of the same incarnation takes over the rank. The daemon closes the first connection. */
 static void taken_over(unsigned n)
 {
     struct raw first, second;
@@ -1054,7 +1063,7 @@ static void taken_over(unsigned n)
     raw_close(&second);
 }
 
-/* Another process with all that the first one knows: the rank stays where it is. */
+/* Another process uses the rank's incarnation. The daemon refuses it, and the rank keeps its connection. */
 static void stolen(unsigned n)
 {
     struct raw victim, thief;
@@ -1090,7 +1099,7 @@ static void rank_taken(unsigned n)
     raw_close(&c);
 }
 
-/* The incarnation that `zerodctl ranks` shows everybody opens no rank. */
+/* `zerodctl ranks` shows an incarnation to everyone. A process cannot attach as a rank with it. */
 static void steals_shown(unsigned n)
 {
     static const char key[] = "\"incarnation\":";
@@ -1126,7 +1135,7 @@ static void after_leave(unsigned n)
     raw_close(&c);
 }
 
-/* Stage 3. One parameter gathered more often than a 16-bit count holds, then released as often. */
+/* Stage 3. Gathers one parameter more often than a 16-bit counter can count, then releases it as often. */
 static void gather_many(unsigned n)
 {
     _cleanup_free_ uint32_t *ids = calloc(30000, sizeof(*ids));
@@ -1134,7 +1143,7 @@ static void gather_many(unsigned n)
     int got = REPLY_DONE;
 
     raw_attach(&c, 1);
-    if (c.welcome.cuda) { /* all at once into the pool of a GPU */
+    if (c.welcome.cuda) { /* everything in one gather does not fit into the pool of a GPU */
         raw_say(&c, &(struct request){.type = REQUEST_GATHER, .gather = {.params = ids, .n_params = 30000}});
         raw_expect_dropped(&c, 1403, "Gather.params: more than fits into the rank's pool");
         raw_close(&c);
@@ -1165,7 +1174,7 @@ static void gather_unknown(unsigned n)
     raw_close(&c);
 }
 
-/* One way, so it is the next request that finds out. */
+/* Prefetch has no answer. If it is wrong, the daemon closes the connection. */
 static void prefetch_unknown(unsigned n)
 {
     uint32_t ids[] = {0, PUPPET_PARAMS};
@@ -1177,7 +1186,7 @@ static void prefetch_unknown(unsigned n)
     raw_close(&c);
 }
 
-/* A point of a process that never was. In host memory there are none. */
+/* Pushes with a point of no known process. In host memory there are no points. */
 static void point_unknown(unsigned n)
 {
     struct raw c;
@@ -1189,7 +1198,7 @@ static void point_unknown(unsigned n)
     raw_close(&c);
 }
 
-/* Before rank 0's initial weights are there. */
+/* Gathers before Ready, when rank 0's initial weights are not there yet. */
 static void gather_early(unsigned n)
 {
     uint32_t ids[] = {0, 1, 2};
@@ -1218,7 +1227,7 @@ static void gather_and_die(unsigned n)
     raw_close(&c);
 }
 
-/* Closes the connection after n acts of a step. What was pushed before is right. */
+/* Closes the connection after the first n requests of a step. The pushes before that are correct. */
 static void hang_up(unsigned n)
 {
     static const struct request middle[] = {
@@ -1286,7 +1295,7 @@ static struct request_push near_right_push(struct raw *c, uint32_t param, uint64
     return push;
 }
 
-/* A request of any type whose numbers are near to what would be right. */
+/* Return: a request of any type with numbers that are near to correct ones. */
 static struct request near_right(struct raw *c, uint64_t *random)
 {
     struct request request = example_requests[2 + draw(random) % (N_REQUEST_TYPES - 2)];
@@ -1386,7 +1395,7 @@ static void note_position(struct raw *c)
     }
 }
 
-/* One life: requests until the daemon closes, or something is not answered because another rank is waited for. */
+/* One connection of a monkey: sends requests until the daemon closes it, or an answer waits for another rank. */
 static void monkey_life(unsigned rank, uint64_t *random)
 {
     struct raw c;
@@ -1408,7 +1417,7 @@ static void monkey_life(unsigned rank, uint64_t *random)
     c.rank = rank;
     c.welcome = c.reply.welcome;
     raw_declare(&c);
-    if (!raw_try_form(&c)) { /* what its predecessor left waits for the other rank */
+    if (!raw_try_form(&c)) { /* a request of its predecessor waits for the other rank */
         raw_close(&c);
         return;
     }

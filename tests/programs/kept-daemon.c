@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Acts as a daemon that puts memory into the descriptor store: kept-daemon --config FILE [--socket PATH]. FILE has its
- * socket, as zerodrun's configurations do. It prints what it got from its predecessor, adds a line to the kept memory,
- * and obeys the bytes that clients send:
+ * Acts as a daemon that puts memory into the descriptor store: kept-daemon --config FILE [--socket PATH]. FILE names
+ * the socket, as zerodrun's configurations do. The program prints the descriptors of its predecessor, adds a line to
+ * the kept memory, and executes the bytes that clients send:
  *
  *     p  prints the name of each kept descriptor       m  puts 100 more, and waits until all are stored
  *     f  forgets the memory                            k  puts one more and kills itself at once
@@ -33,7 +33,7 @@ static void stop(int number)
     _exit(0);
 }
 
-/* The path in a line like "  socket: '/tmp/x'", or "listen: {socket: /tmp/x}". */
+/* Reads the socket's path from a line like "  socket: '/tmp/x'", or "listen: {socket: /tmp/x}". */
 static bool read_path(const char *config)
 {
     FILE *file = fopen(config, "re");
@@ -73,7 +73,7 @@ static void put_memory(const char *name, const char *text)
     close(fd);
 }
 
-/* Its predecessor's, or new: a line for each daemon that had it. */
+/* Opens its predecessor's memory or creates it, and adds a line with its own process id. */
 static int open_memory(void)
 {
     int fd = keep_take("state");

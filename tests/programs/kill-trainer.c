@@ -1,24 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * One rank of a training that can be killed anywhere and still has to end with the same bits. It does by design what
- * a careful trainer does: everything it computes is a function of where zerod says it stands and of what
- * it stored with its last micro-batch or step, so a micro-batch that is done again is done alike.
+ * One rank of a training that can be killed anywhere and must still end with the same bits. It works like a careful
+ * trainer: all that it computes is a function of zerod's position and of the blob that it stored with its last
+ * micro-batch or step. So a repeated micro-batch gives the same bits.
  *
- * The gradients are those of golden/gradients.h. Their seed is carried along in the blob like the position
- * of a data loader: a blob that is lost, too old or too new gives other gradients, other weights, and a test that
- * fails.
+ * The gradients are those of golden/gradients.h. Their seed is stored in the blob, like the position of a data loader.
+ * A blob that is lost, too old or too new therefore gives other gradients and other weights, and the test fails.
  *
- * On standard output one line for everything that happens:
+ * It prints one line on standard output for each event:
  *
  *     start rank R step S micro M attempt A windows W resumed 0|1
- *     weights S HASH                the weights that step S is computed with
- *     norm S NORM APPLIED LR        what zerod_step() said
- *     gradnorm S NORM               what zerod_grad_norm() said
+ *     weights S HASH                the weights that step S uses
+ *     norm S NORM APPLIED LR        result of zerod_step()
+ *     gradnorm S NORM               result of zerod_grad_norm()
  *     window S                      a write window was ended
  *     left S                        the rank has left the job, and attaches again
  *     state S.W MASTER EXP_AVG EXP_AVG_SQ COUNTS WEIGHTS
- *                                   before step S, after W windows (--state; of each node one rank)
+ *                                   before step S, after W windows (--state; one rank of each node)
  *     aborted CODE TEXT             ZEROD_ABORTED, lines of the text joined by " | "; the step is begun again
  *     refused CODE TEXT             ZEROD_REFUSED: exit 3
  *     fatal STATUS TEXT             a fatal error: exit 4
@@ -53,7 +52,7 @@ enum {
     AGAIN = 100
 };
 
-/* Odd sizes, one element, none, larger than a bucket, mixed types, two groups, one frozen. */
+/* Odd sizes, one element, no element, larger than a bucket, mixed types, two groups, one frozen. */
 static const struct {
     const char *name;
     enum zerod_dtype dtype, grad_dtype;
@@ -83,12 +82,12 @@ enum { N_PARAMS = sizeof(model) / sizeof(model[0]), MAX_ELEMS = 129 * 33 };
 
 enum place { AT_PUSH, AT_END, AT_STEP, AT_WINDOW };
 
-/* --at STEP.MICRO.WHERE:WHAT: something that happens once; micro does not count before the step and in a window. */
+/* --at STEP.MICRO.WHERE:WHAT, an action that is done once. micro is ignored before the step and inside a window. */
 struct action {
     uint64_t step;
     unsigned micro;
     enum place place;
-    unsigned index; /* AT_PUSH: pushes that were made before */
+    unsigned index; /* AT_PUSH: number of earlier pushes in the micro-batch */
     char what[16];
     unsigned long number;
     bool done;
@@ -97,34 +96,34 @@ struct action {
 /* The contents of the blob. */
 struct progress {
     uint64_t n_done;   /* micro-batches of the whole run */
-    uint64_t rng;      /* seed of the next one's gradients */
+    uint64_t rng;      /* seed of the next micro-batch's gradients */
     uint64_t rng_step; /* rng at the start of the step, which an abort restores */
 };
 
 struct trainer {
     struct zerod_options options;
     uint64_t n_steps, seed, window_every;
-    unsigned n_micro, max_windows; /* windows between two steps: up to so many */
-    bool writes;                   /* state, too, inside of windows */
-    bool holds;                    /* stage 3: parameters stay gathered over pushes and steps, as hooks have them */
-    bool says_state, is_first;     /* of its node's ranks */
-    bool leaves;                   /* after the last step at once: it reads nothing that other nodes have */
-    uint64_t again_every;          /* before each so manieth step it leaves and attaches again; 0: never */
-    bool trains_anew;              /* after the run it begins another one, which is the same */
+    unsigned n_micro, max_windows; /* most windows between two steps */
+    bool writes;                   /* also writes state inside windows */
+    bool holds;                    /* stage 3: keeps parameters gathered over pushes and steps, as hooks do */
+    bool says_state, is_first;     /* is_first: the node's first rank */
+    bool leaves;                   /* leaves right after the last step; reads nothing from other nodes */
+    uint64_t again_every;          /* leaves and attaches again before every such step; 0: never */
+    bool trains_anew;              /* begins another run, an equal one, after the first */
     bool accumulate;
-    bool any_blob; /* it trains no step, and so needs no blob */
-    /* That the optimizer has: exp_avg "m", exp_avg_sq "v"; "muon": matrices the first, others both. */
+    bool any_blob; /* trains no step, and so needs no blob */
+    /* Moments of the optimizer: "m" exp_avg, "v" exp_avg_sq; "muon": exp_avg for matrices, both for others. */
     const char *moments;
     struct action actions[MAX_ACTIONS];
     size_t n_actions;
 
     struct zerod *client;
     struct progress progress;
-    uint64_t hashes[N_PARAMS]; /* of the weights that step hashed_step is computed with */
+    uint64_t hashes[N_PARAMS]; /* of the weights that step hashed_step uses */
     uint64_t hashed_step;
-    uint64_t again_step;                      /* it has left before that step */
-    unsigned held[MAX_HELD], n_held, n_holds; /* gathered, the oldest first */
-    bool differs, omits;                      /* a trainer that does not redo what its predecessor did */
+    uint64_t again_step;                      /* last step before which it left */
+    unsigned held[MAX_HELD], n_held, n_holds; /* gathered parameters, the oldest first */
+    bool differs, omits;                      /* it does not repeat its predecessor's pushes: other bits, or fewer */
     float values[MAX_ELEMS];
     uint8_t bytes[MAX_ELEMS * sizeof(float)];
 };
@@ -143,7 +142,7 @@ static void say_error(const char *word, int number, const char *text)
     putchar('\n');
 }
 
-/* Return: the exit status for a call's result. */
+/* Prints the error of a call. Return: the exit status for it. */
 static int say_end(const struct trainer *t, int r)
 {
     const struct zerod_error *e = zerod_error(t->client);
@@ -195,7 +194,7 @@ static size_t weight_bytes(unsigned param)
     return n_elems(param) * dtype_bytes(model[param].dtype);
 }
 
-/* Values of that key in a dtype. */
+/* Fills dst with n values of that key in a dtype. */
 static void generate(uint64_t key, enum zerod_dtype dtype, void *dst, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
@@ -208,7 +207,7 @@ static void generate(uint64_t key, enum zerod_dtype dtype, void *dst, size_t n)
     }
 }
 
-/* A parameter now and then gets no gradient on a rank: its bucket is not full when the backward ends. */
+/* Some parameters get no gradient on some ranks, so that their bucket is not full when the backward ends. */
 static bool is_missing(const struct trainer *t, uint64_t step, unsigned micro, unsigned param)
 {
     return (step + 3 * micro + 5 * param + (unsigned)t->options.rank) % 23 == 7;
@@ -219,7 +218,7 @@ static unsigned n_passes(const struct trainer *t, uint64_t step, unsigned param)
     return t->accumulate && (step + param) % 4 == 0 ? 1 + (unsigned)(step + param) / 4 % MAX_PASSES : 1;
 }
 
-/* Does Muon update the parameter? */
+/* Return: whether Muon updates the parameter. */
 static bool is_muons(const struct trainer *t, unsigned param)
 {
     return strcmp(t->moments, "muon") == 0 && model[param].ndim == 2 && !model[param].frozen;
@@ -254,7 +253,7 @@ static int declare(struct trainer *t)
     return 0;
 }
 
-/* The blob that an earlier life of this rank stored last must agree with the position that zerod reports. */
+/* Reads the last blob of this rank's predecessors. It must agree with zerod's position. */
 static int resume(struct trainer *t, struct zerod_position at)
 {
     uint64_t n_done = at.step * t->n_micro + at.micro_batch;
@@ -286,8 +285,10 @@ static int attach(struct trainer *t)
         return r;
     resumed = r == ZEROD_RESUMED;
     at = zerod_epoch(t->client);
-    /* After step 0 a successor cannot tell whether the others have left. A rank resumes step 0 if the daemon died while
-     * the job was formed. */
+    /*
+     * A successor does not know after which step its predecessor left, so it never leaves and attaches again. Only at
+     * step 0 it may, because a rank that resumes there has lost the daemon while the job was formed.
+     */
     if (resumed && at.step > 0 && !(t->options.flags & (ZEROD_AGAIN | ZEROD_ANEW))) {
         t->again_every = 0;
         t->trains_anew = false;
@@ -297,7 +298,7 @@ static int attach(struct trainer *t)
     return resume(t, at);
 }
 
-/* This rank leaves, and attaches again from the same process. flag: ZEROD_AGAIN or ZEROD_ANEW. */
+/* Leaves and attaches again from the same process. flag: ZEROD_AGAIN or ZEROD_ANEW. */
 static int attach_again(struct trainer *t, unsigned flag)
 {
     int r = zerod_leave(t->client);
@@ -320,7 +321,7 @@ static void sleep_ms(unsigned long ms)
     nanosleep(&(struct timespec){.tv_sec = (time_t)(ms / 1000), .tv_nsec = (long)(ms % 1000) * 1000000}, NULL);
 }
 
-/* A data loader's worker: it has inherited the connection and lives on when its parent dies. */
+/* Forks like a data loader: the child inherits the connection and outlives its parent. */
 static void fork_worker(struct trainer *t)
 {
     pid_t pid = fork();
@@ -341,7 +342,7 @@ static bool has_moment(const struct trainer *t, enum zerod_state which, unsigned
     return strchr(t->moments, which == ZEROD_EXP_AVG ? 'm' : 'v') != NULL;
 }
 
-/* Writes a state of a parameter into the open window: values of that key, or one count. */
+/* Writes one state of a parameter into the open window: values of that key, or a step count. */
 static int write_state(struct trainer *t, unsigned param, enum zerod_state which, uint64_t key)
 {
     double count = (double)(key % 1000);
@@ -356,7 +357,7 @@ static int write_state(struct trainer *t, unsigned param, enum zerod_state which
     return zerod_write_state(t->client, param, which, t->values);
 }
 
-/* Window number w before that step writes another part of the state than others. */
+/* Return: whether window w before that step writes this state. Each window writes another part. */
 static bool is_written(uint64_t step, unsigned w, unsigned param, enum zerod_state which)
 {
     return (param + 2 * which + w + step) % 5 < 2;
@@ -377,7 +378,7 @@ static int write_states(struct trainer *t, uint64_t step, unsigned w, uint64_t k
     return r;
 }
 
-/* Inside a window: what a successor must not find there. */
+/* Writes values inside a window that a successor must not find. */
 static int scribble(struct trainer *t)
 {
     int r = 0;
@@ -450,7 +451,7 @@ static void hash_weight(struct trainer *t, unsigned param, uint64_t *h)
     *h = hash(*h, &t->hashes[param], sizeof(t->hashes[param]));
 }
 
-/* As a forward under --overlap wants them: each as soon as it is there. In stage 3 a gather waits for all. */
+/* With --overlap: waits for each parameter on its own, as a forward does. In stage 3 a gather waits for all. */
 static int hash_each(struct trainer *t, uint64_t *h)
 {
     for (unsigned i = 0; i < N_PARAMS; i++) {
@@ -463,7 +464,7 @@ static int hash_each(struct trainer *t, uint64_t *h)
     return 0;
 }
 
-/* All weights, as the caller sees them; stage 3: a few parameters at a time. */
+/* Hashes all weights as a trainer sees them. In stage 3 it gathers a few parameters at a time. */
 static int hash_weights(struct trainer *t, uint64_t *h)
 {
     unsigned ids[CHUNK];
@@ -492,7 +493,7 @@ static int hash_weights(struct trainer *t, uint64_t *h)
     return 0;
 }
 
-/* A parameter that was gathered some time ago has the weights of this step. */
+/* Releases the parameter that was gathered first. It must have the weights of this step. */
 static int let_go(struct trainer *t, uint64_t step)
 {
     unsigned param = t->held[0];
@@ -504,7 +505,7 @@ static int let_go(struct trainer *t, uint64_t step)
     return zerod_release(t->client, &param, 1);
 }
 
-/* Between pushes, as the hooks of modules do: gathers something, or releases it. */
+/* Gathers or releases a parameter between pushes, as the hooks of modules do. */
 static int hold_some(struct trainer *t, uint64_t step)
 {
     uint64_t any = gradient_mix(t->progress.rng + t->n_held + 16 * (uint64_t)t->options.rank + 1024 * ++t->n_holds);
@@ -513,7 +514,7 @@ static int hold_some(struct trainer *t, uint64_t step)
 
     if (!t->holds)
         return 0;
-    nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL); /* it computes: daemons die meanwhile, too */
+    nanosleep(&(struct timespec){.tv_nsec = 200000}, NULL); /* stands for computing; daemons also die meanwhile */
     if (any % 2)
         return 0;
     if (t->n_held == MAX_HELD || (t->n_held > 0 && any % 4))
@@ -542,7 +543,7 @@ static int push(struct trainer *t, struct zerod_position at, unsigned param, uns
     generate(gradient_key(&place), model[param].grad_dtype, dst, n_elems(param));
     if (t->differs && n_elems(param) > 0)
         ((uint8_t *)dst)[0] ^= 1;
-    snprintf(site, sizeof(site), "kill-trainer.c:%u", param); /* a string that a next daemon has to be told again */
+    snprintf(site, sizeof(site), "kill-trainer.c:%u", param); /* the next daemon needs this string again */
     return memory_push(
         t->client,
         &(struct zerod_push){
@@ -550,7 +551,7 @@ static int push(struct trainer *t, struct zerod_position at, unsigned param, uns
         n_bytes);
 }
 
-/* Pushes in an order that is another one on each rank and in each micro-batch; later passes follow the first. */
+/* Pushes in an order that differs on each rank and in each micro-batch. Later passes follow the first. */
 static int push_all(struct trainer *t, struct zerod_position at)
 {
     uint64_t shuffle = gradient_mix(t->progress.rng ^ (uint64_t)t->options.rank);
@@ -602,7 +603,7 @@ static int run_micro_batch(struct trainer *t, struct zerod_position at)
     return r;
 }
 
-/* Rank 0 writes other weights; what the others write must not count. */
+/* Rank 0 writes other weights in a window. The writes of other ranks must not count. */
 static int run_window(struct trainer *t, struct zerod_position at)
 {
     uint64_t step = at.step;
@@ -620,7 +621,7 @@ static int run_window(struct trainer *t, struct zerod_position at)
         if (t->options.rank == 0 && (i + step + w) % 3 != 0)
             generate(key, model[i].dtype, dst, n_elems(i));
     }
-    if (r == 0 && t->writes) /* others' writes are judged alike, and dropped */
+    if (r == 0 && t->writes) /* the daemon checks the writes of other ranks too, but drops them */
         r = write_states(t, step, w, gradient_mix(t->seed + step * 64 + w * 8 + (uint64_t)t->options.rank));
     if (r == 0)
         r = act_at(t, at, AT_WINDOW, 0);
@@ -645,7 +646,7 @@ static int finish_step(struct trainer *t, struct zerod_position at)
     }
     if (r)
         return r;
-    /* Every other step stores a blob of its own: the last micro-batch's otherwise is what a successor gets. */
+    /* Every other step stores its own blob. After the other steps a successor gets the last micro-batch's blob. */
     t->progress.rng_step = t->progress.rng;
     if (at.step % 2 == 0) {
         t->progress.rng = t->progress.rng_step = gradient_mix(t->progress.rng ^ at.step);
@@ -669,7 +670,10 @@ static int say_weights(struct trainer *t, struct zerod_position at)
     return r;
 }
 
-/* All of it, or at a place (part) a part: what the last window wrote, and something else at each place. */
+/*
+ * Hashes one state. With part it hashes only a part: the parameters that the last window wrote, and some others that
+ * depend on the position.
+ */
 static int hash_state(struct trainer *t, enum zerod_state which, const struct zerod_position *part, uint64_t *h)
 {
     *h = HASH_START;
@@ -692,7 +696,7 @@ static int hash_state(struct trainer *t, enum zerod_state which, const struct ze
     return 0;
 }
 
-/* What the job holds before a step. A read takes long, so this is not all of it. */
+/* Prints hashes of the job's state before a step. A read takes long, so they cover only a part of the state. */
 static int say_state(struct trainer *t, struct zerod_position at)
 {
     static const enum zerod_state all[] = {ZEROD_MASTER, ZEROD_EXP_AVG, ZEROD_EXP_AVG_SQ, ZEROD_STEP_COUNT};
@@ -709,7 +713,7 @@ static int say_state(struct trainer *t, struct zerod_position at)
     return r;
 }
 
-/* What step at.step is computed with. */
+/* Prints the weights, and perhaps the state, that step at.step uses. */
 static int say_where(struct trainer *t, struct zerod_position at)
 {
     int r = say_weights(t, at);
@@ -720,7 +724,7 @@ static int say_where(struct trainer *t, struct zerod_position at)
     return r;
 }
 
-/* How many windows there are between this step and the one before. */
+/* Return: the number of windows between the previous step and this one. */
 static unsigned n_windows(const struct trainer *t, uint64_t step)
 {
     if (!t->window_every || step % t->window_every != 0)
@@ -745,7 +749,7 @@ static int run_windows(struct trainer *t)
 
 static int run_step(struct trainer *t, struct zerod_position at)
 {
-    /* Now and then the next backward follows at once. */
+    /* In some steps the backward follows the update at once. */
     bool late = t->options.flags & ZEROD_OVERLAP_UPDATE && at.step % 3 == 1;
     int r = 0;
 
@@ -760,7 +764,7 @@ static int run_step(struct trainer *t, struct zerod_position at)
     return r ? r : finish_step(t, at);
 }
 
-/* Is it to leave and to attach again before this step? */
+/* Return: whether to leave and attach again before this step. */
 static bool is_to_leave(const struct trainer *t, struct zerod_position at)
 {
     return t->again_every && at.step > 0 && at.step % t->again_every == 0 && at.micro_batch == 0 &&
@@ -801,7 +805,7 @@ static int train(struct trainer *t)
 
 /* ---- the end ------------------------------------------------------------------------------------------- */
 
-/* Of stage 3, other nodes' daemons may have ended with their ranks: nothing is read of them. */
+/* In stage 3 the weights are not read after leaves, because other nodes' daemons may have ended. */
 static int say_last_weights(struct trainer *t)
 {
     struct zerod_job job;
@@ -898,7 +902,7 @@ static int parse(struct trainer *t, int argc, char **argv)
         {"leave", no_argument, NULL, 'L'},
         {"again", required_argument, NULL, 'A'},
         {"anew", no_argument, NULL, 'N'},
-        {"from-gpu", no_argument, NULL, 'g'}, /* says so, and has no GPU */
+        {"from-gpu", no_argument, NULL, 'g'}, /* only declares a GPU; this program has none */
         {0},
     };
     int option;

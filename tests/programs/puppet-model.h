@@ -2,10 +2,10 @@
 #pragma once
 
 /*
- * The model of the programs that misbehave on purpose: small, and odd in every respect. It has several groups
- * and dtypes, a parameter larger than a bucket of 2,000 elements (it is pushed in parts), one of one element, one of
- * none, one with a name of odd bytes, a frozen one. Its gradients are a function of their place in the run, so that a
- * process that redoes a micro-batch pushes equal bits.
+ * The model of the programs that misbehave on purpose. It is small, and odd in every respect: several groups and
+ * dtypes, a parameter larger than a bucket of 2,000 elements (pushed in parts), parameters with one and with no
+ * element, a name of odd bytes, and a frozen parameter. A gradient is a function of its position in the run, so that a
+ * process that repeats a micro-batch pushes equal bits.
  */
 
 #include <stdbool.h>
@@ -57,7 +57,7 @@ static inline uint64_t puppet_elems(const struct puppet_param *param)
     return n;
 }
 
-/* Element i of data, as dtype. */
+/* Stores x as element i of data, in dtype. */
 static inline void puppet_store(void *data, int dtype, uint64_t i, float x)
 {
     uint16_t half = dtype == PUPPET_BF16 ? bf16_from_f32(x) : f16_from_f32(x);
@@ -68,7 +68,7 @@ static inline void puppet_store(void *data, int dtype, uint64_t i, float x)
         memcpy((uint8_t *)data + 2 * i, &half, 2);
 }
 
-/* In [-0.5, 0.5). */
+/* Return: a value in [-0.5, 0.5). */
 static inline float puppet_gradient(uint64_t step, uint32_t micro_batch, unsigned rank, uint32_t param, uint64_t i)
 {
     return (float)(random_unit((((step << 8 | micro_batch) << 8 | rank) << 24) | param, i) - 0.5);

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A trainer that does as it is told: one rank over libzerod, driven by lines on standard input. A test
- * thereby has every rank's calls in its own order, right and wrong ones. Each line is answered with one line of JSON:
- * {"r": what the call returned, "position": ..., "error": zerod_error() unless r is 0 or 1, and what the call gave}.
+ * A trainer that executes commands: one rank over libzerod, driven by lines on standard input. So a test decides the
+ * order of every rank's calls, right and wrong ones. Each line is answered with one line of JSON: {"r": the call's
+ * result, "position": ..., "error": zerod_error() unless r is 0 or 1, and the call's other results}.
  *
  *   connect rank=0 [run=ID] [timeout=MS] [duplicate=reject|accumulate|abort_step] [client=NAME] [interrupt=N]
  *   declare [first=N] [skip=I] [swap=I] [dtype=I] [grad=I] [shape=I] [group=I] [name=I] [freeze=I]   the odd model
  *   many N [elems=M]                     N parameters of M elements, p.0 p.1 ...
  *   param NAME N [bf16]                  one parameter of N elements; %41 in NAME is a byte
- *   huge                                 one of 2^36 elements
+ *   huge                                 one parameter of 2^36 elements
  *   form | begin | end [blob=TEXT] | abandon WHY | norm | abort WHY | clear | leave | close
  *   push I [data=none] [value=V at=E] [bytes=N] [dtype=D] [site=S] [segment=S] [task=N] [depth=N] [flags=N]
  *   evidence [exception=T] [raised=T] [swallowed=T] [forward=1] [grad=1] [segment=T segments=N] [site=T]
@@ -18,18 +18,18 @@
  *   pushes [but=I,I] [only=I]            all trainable parameters, in reverse order
  *   flush
  *   step [lr=X] [norm=X] [scale=X] [inf=1] [blob=TEXT]
- *   steps N [micro=M] [from=S]           whole steps, done again when they are aborted; gradients as if they were S
- *   gather I.. | release I.. | prefetch I.. [times=N]   the first of them N times
+ *   steps N [micro=M] [from=S]           whole steps, repeated after an abort; gradients as of step S
+ *   gather I.. | release I.. | prefetch I.. [times=N]   the first one N times
  *   window | write I VALUE | commit | forget
  *   read I KIND | state [kinds=012] | user   one state, a digest of all states and weights, the blob
  *   put I KIND VALUE                         writes one state inside a window; KIND is a digit, enum zerod_state
  *   save FILE kinds=0124                     states of all trainable parameters into a file
  *   load FILE kinds=0124                     from it, inside a window
- *   touch I | peek I                         writes to, reads a weight: may be the end
+ *   touch I | peek I                         writes to, reads a weight; may crash
  *   fork                                     a child that holds the socket and sleeps; its calls return -ECHILD
  *   maps | quit
  *
- * interrupt=N: the wait ends when it was asked for the N-th time whether to; SIGUSR1 interrupts a poll().
+ * interrupt=N: the interrupt callback ends the wait at its N-th call. SIGUSR1 interrupts a poll().
  */
 
 #include <errno.h>
@@ -69,7 +69,7 @@ struct puppet {
     char *words[MAX_WORDS];
     unsigned n_words;
     json_object *answer;
-    unsigned n_asked, interrupt; /* how often, and the time that counts; 0: never */
+    unsigned n_asked, interrupt; /* calls of the interrupt callback; the call that ends the wait, 0: none */
 };
 
 /* ---- words --------------------------------------------------------------------------------------------- */
@@ -91,7 +91,7 @@ static double number(const struct puppet *p, const char *key, double otherwise)
     return text ? strtod(text, NULL) : otherwise;
 }
 
-/* The i-th word after the command that is no option. */
+/* Return: the i-th word after the command, not counting options. */
 static const char *word(const struct puppet *p, unsigned i)
 {
     for (unsigned k = 1; k < p->n_words; k++)
@@ -100,7 +100,7 @@ static const char *word(const struct puppet *p, unsigned i)
     return "";
 }
 
-/* A text of several words. */
+/* Return: an option's text; each _ in it stands for a blank. */
 static const char *sentence(const struct puppet *p, const char *key)
 {
     char *text = (char *)option(p, key, NULL);
@@ -111,7 +111,7 @@ static const char *sentence(const struct puppet *p, const char *key)
     return text;
 }
 
-/* "3,5,8". Return: how many. */
+/* Reads an option like "3,5,8". Return: the number of ids. */
 static size_t list(const struct puppet *p, const char *key, unsigned ids[MAX_WORDS])
 {
     const char *text = option(p, key, NULL);
@@ -245,7 +245,7 @@ static int on_param(struct puppet *p)
     return declare(p, before);
 }
 
-/* More than any machine has. */
+/* Declares a parameter larger than the memory of any machine. */
 static int on_huge(struct puppet *p)
 {
     static const uint64_t shape[] = {UINT64_C(1) << 36};
@@ -401,7 +401,7 @@ static int on_begin(struct puppet *p)
     return zerod_begin_backward(p->c, NULL);
 }
 
-/* Return: the gradient of a parameter at the handle's position; to be freed. */
+/* Return: the gradient of a parameter at the handle's position. The caller frees it. */
 static void *make_gradient(const struct puppet *p, uint32_t i)
 {
     const struct declared *d = &p->params[i];
@@ -510,7 +510,7 @@ static int on_step(struct puppet *p)
                    });
 }
 
-/* Does the remaining micro-batches of the present step, and the step. */
+/* Does the remaining micro-batches of the open step, then the step. */
 static int one_step(struct puppet *p, uint32_t n_micro)
 {
     int r = 0;
@@ -547,7 +547,7 @@ static int on_norm(struct puppet *p)
 
 /* ---- weights and state --------------------------------------------------------------------------------- */
 
-/* "7 2 2"; the first one times=N times. Return: how many. */
+/* Reads ids like "7 2 2"; with times=N the first id counts N times. Return: the number of ids. */
 static size_t ids_of(const struct puppet *p, unsigned **ids)
 {
     size_t n_times = (size_t)number(p, "times", 1), n = 0;
@@ -622,7 +622,10 @@ static size_t state_bytes(const struct declared *d, enum zerod_state which)
     return which == ZEROD_STEP_COUNT ? sizeof(double) : n_elems(d) * sizeof(float);
 }
 
-/* Master, moments, if asked for step count, and weights of one parameter join the digest. */
+/*
+ * Adds one parameter's states and weights to the digest. The option kinds selects the states, by default master weights
+ * and moments.
+ */
 static int digest_param(struct puppet *p, uint32_t i, uint64_t *hash)
 {
     const struct declared *d = &p->params[i];
@@ -668,7 +671,7 @@ static int on_read(struct puppet *p)
     if (r == 0 && (which == ZEROD_STEP_COUNT || which == ZEROD_GRAD_NORM))
         say(p, "value", json_object_new_double(*(double *)data));
     else if (r == 0 && i < p->n_params && n_elems(&p->params[i]) > 0)
-        say(p, "value", json_object_new_double((double)*(float *)data)); /* the first one */
+        say(p, "value", json_object_new_double((double)*(float *)data)); /* the first element */
     return r;
 }
 
@@ -685,7 +688,7 @@ static int on_put(struct puppet *p)
     return zerod_write_state(p->c, i, which, which == ZEROD_STEP_COUNT ? (const void *)&value : data);
 }
 
-/* All trainable parameters' states of these kinds, to or from a file. */
+/* Saves these states of all trainable parameters to a file, or loads them from it. */
 static int move_states(struct puppet *p, FILE *file, bool save)
 {
     int r = file ? 0 : -EIO;
@@ -756,7 +759,7 @@ static int on_fork(struct puppet *p)
         close(STDIN_FILENO);
         close(STDOUT_FILENO);
         close(STDERR_FILENO);
-        for (;;) { /* it tries to go on as the rank: libzerod must not let it */
+        for (;;) { /* the child tries to act as the rank; libzerod must refuse */
             if (zerod_step(p->c, NULL, NULL) != -ECHILD || zerod_begin_backward(p->c, NULL) != -ECHILD)
                 _exit(1);
             sleep(1);
@@ -871,7 +874,7 @@ int main(void)
     _cleanup_free_ char *line = NULL;
     size_t size = 0;
 
-    prctl(PR_SET_PDEATHSIG, SIGKILL); /* with the test that holds the strings */
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* ends with the test that started it */
     sigaction(SIGUSR1, &(struct sigaction){.sa_handler = on_signal, .sa_flags = SA_RESTART}, NULL);
     while (p.params && getline(&line, &size, stdin) > 0) {
         split(&p, line);

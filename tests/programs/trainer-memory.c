@@ -12,12 +12,12 @@ enum { MAX_PARAMS = 256, ALIGN_BYTES = 256 };
 
 #define ARENA_BYTES ((size_t)64 << 20)
 
-static struct gpu *gpu; /* NULL: host memory; for the life of the program, as a handle of a later life uses it */
-static uint8_t *arena;  /* initial weights, of which nothing is given back */
+static struct gpu *gpu; /* NULL: host memory. Never closed, because a later handle uses it again. */
+static uint8_t *arena;  /* initial weights; not freed */
 static size_t n_used;
-static void *scratch; /* on the GPU: what is pushed */
+static void *scratch; /* on the GPU, the gradient to push */
 static struct {
-    void *device; /* zerod_slot()'s */
+    void *device; /* as of zerod_slot() */
     void *host;
 } slots[MAX_PARAMS];
 static void *weights;
@@ -43,7 +43,7 @@ static void put(void *to, const void *from, size_t n_bytes)
         fail("cannot write to the GPU");
 }
 
-/* If there are several nodes, each has GPUs of its own, from number 0 on. */
+/* The GPU's number on its node: LOCAL_RANK, or the rank if there is only one node. */
 static int gpu_of(int rank)
 {
     const char *local = getenv("LOCAL_RANK");
@@ -51,7 +51,7 @@ static int gpu_of(int rank)
     return local ? atoi(local) : rank;
 }
 
-/* Return: is it a job on GPUs? */
+/* Return: whether the job is on GPUs. Opens the rank's GPU at the first call. */
 static bool is_on_gpu(struct zerod *c, int rank)
 {
     struct zerod_job job;
@@ -74,7 +74,7 @@ int memory_declare(struct zerod *c, int rank, const struct zerod_param *param, s
         return zerod_error(c)->status;
     if (param->init) {
         if (n_bytes + ALIGN_BYTES > ARENA_BYTES - n_used)
-            n_used = 0; /* of an earlier handle */
+            n_used = 0; /* reuses the memory of an earlier handle */
         moved.init = arena + n_used;
         put(arena + n_used, param->init, n_bytes);
         n_used += (n_bytes / ALIGN_BYTES + 1) * ALIGN_BYTES;
@@ -101,7 +101,7 @@ int memory_push(struct zerod *c, const struct zerod_push *push, size_t n_bytes)
     if (!gpu)
         return zerod_push(c, push);
     if (push->data) {
-        put(scratch, push->data, n_bytes); /* waits for the last push, which has copied from there */
+        put(scratch, push->data, n_bytes); /* waits for the stream, and so for the copy of the last push */
         moved.data = scratch;
     } else if (push->param < MAX_PARAMS && slots[push->param].device) {
         put(slots[push->param].device, slots[push->param].host, n_bytes);

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-The benchmarks of scripts/bench, on small models: that they measure what they say they do. The figures mean nothing.
-DeepSpeed is not here; its chains are checked by the benchmark itself, each time it runs.
+The benchmarks of scripts/bench measure what they claim, tested on small models. The figures have no meaning. DeepSpeed
+is not tested here; the benchmark itself checks its chains at each run.
 """
 
 import os
@@ -25,18 +25,18 @@ import training  # noqa: E402
 import whole_step  # noqa: E402
 from peers import FIFTEEN, FIFTEEN_CLIP, SHM_CLIP  # noqa: E402
 
-ELEMS = 1 << 21  # whose gradients have a norm above 1, so that they are clipped
+ELEMS = 1 << 21  # gradients of this size have a norm above 1, so that they are clipped
 
 
 @pytest.fixture
 def small(build, monkeypatch):
-    """The programs of this build."""
+    """The benchmarks use the programs of this build."""
     monkeypatch.setattr(harness, "BUILD", build.folder)
     monkeypatch.setattr(whole_step, "ELEMS", ELEMS)
 
 
 def test_both_orders():
-    """Each job is made first once, and closed; none is alone."""
+    """Each job is measured first once, and closed. No job is measured alone."""
     made, open_jobs = [], set()
 
     class Job:
@@ -61,7 +61,7 @@ def test_both_orders():
 
 
 def test_narrow_state(small, monkeypatch):
-    """Each kind keeps what it says, and the seeds give all kinds the same beginning."""
+    """Each kind has the state that it claims, and with equal seeds all kinds start equally."""
     monkeypatch.setattr(narrow_state, "N_STEPS", 6)
     monkeypatch.setattr(harness.ZerodJob.__init__, "__defaults__", (2, ELEMS, *harness.ZerodJob.__init__.__defaults__[2:]))
     rows, (head, *memory) = narrow_state.steps(quick=True)
@@ -83,7 +83,9 @@ def test_narrow_state(small, monkeypatch):
 
 
 def test_peers_train_the_same(small, monkeypatch):
-    """And it is seen if one does not: if it has the gradients of another iteration, and, hardly, if it never clips."""
+    """
+    The peers train the same. A peer with the gradients of another iteration is detected, and even one that never clips.
+    """
     pytest.importorskip("torch")
     unclipped = whole_step.without_clipping(2)
     with closing(harness.ZerodJob(2, 2, ELEMS)) as job, closing(
@@ -127,7 +129,7 @@ def test_rows_of_a_step():
 
 
 def test_bytes_of_a_step():
-    """Of 2 ranks: docs/benchmarks.md adds them up."""
+    """The bytes of a step with 2 ranks are the sums in docs/benchmarks.md."""
     assert traffic.read_and_written(2) == (8 + 8 + 16, 8 + 4 + 12)
     assert traffic.step_bytes(10, 2) == 560 and traffic.passes(2) == 2
     with pytest.raises(harness.Failure, match="another proportion"):
@@ -160,7 +162,7 @@ def test_usage_of_the_stream(build, arguments):
 
 
 def test_memory(small, monkeypatch):
-    """Each class is a line; what is further off the plan than allowed does not hold."""
+    """Each class has a line. A class that is further from the plan than allowed fails."""
     monkeypatch.setattr(growth, "MEMORY_ELEMS", 24 * 10000)
     monkeypatch.setattr(growth, "MEMORY_PARAMS", 24)
     rows = growth.memory_of(2, 2)
@@ -175,7 +177,7 @@ def test_memory(small, monkeypatch):
 
 
 def test_growth_is_measured_in_bytes():
-    """Against the middle point; its own row would always hold."""
+    """Growth compares a point with the middle point. A comparison with itself would always pass."""
 
     def point(ranks, ms):
         return {"elems": 100, "ranks": ranks, "ms": ms}
@@ -222,7 +224,7 @@ def test_tables_of_the_page(small):
 
 
 def test_results_come_one_by_one(monkeypatch, capsys):
-    """What a benchmark has found is printed before the next one begins."""
+    """The results of a benchmark are printed before the next one begins."""
     seen = []
 
     def first(quick):
@@ -236,7 +238,7 @@ def test_results_come_one_by_one(monkeypatch, capsys):
 
     monkeypatch.setattr(main, "find_benchmarks", lambda on_gpu: {"first": first, "second": second})
     monkeypatch.setattr(sys, "argv", ["bench"])
-    assert main.main() == 1  # an allowance that does not hold counts, too
+    assert main.main() == 1  # a missed allowance counts too
     assert "a          2.000" in seen[0]
 
 
@@ -244,7 +246,7 @@ def test_results_come_one_by_one(monkeypatch, capsys):
 
 
 def test_hooks_are_measured(small, build, monkeypatch):
-    """Each parameter is seen once in a backward, by our hooks on both sides of zerod's."""
+    """In a backward, our hooks on both sides of zerod's hook see each parameter once."""
     pytest.importorskip("torch")
     environment, names = training.rank_environment(), ("model alone", "DDP", "zerod")
     results, n_params = torch_hook.measure("some", names, 2, environment, probed=True)
@@ -256,7 +258,7 @@ def test_hooks_are_measured(small, build, monkeypatch):
 
 
 def test_a_parameter_is_a_share_of_the_whole():
-    """Round by round, beyond the model alone; not what two hooks around zerod's see."""
+    """The cost of a parameter is a share of the round's time beyond the model alone, not the time between two hooks."""
     results = {name: [{"forward": 0, "backward": ns, "both": ns}, {"forward": 0, "backward": 2 * ns, "both": 2 * ns}]
                for name, ns in {"model alone": 1e6, "empty hooks": 1.1e6, "DDP": 1.4e6, "zerod": 1.8e6}.items()}
     allowed, ddp, empty = torch_hook.rows_per_parameter(results, 100)
@@ -274,7 +276,7 @@ TINY = {"layers": 1, "heads": 1, "width": 8, "vocabulary": 50, "positions": 16}
 
 @pytest.fixture
 def torch_side():
-    """torch_side.py, and a function that makes the same small model each time."""
+    """Return: torch_side.py, and a function that makes the same small model each time."""
     torch = pytest.importorskip("torch")
     import gpt2
     import torch_side
@@ -296,7 +298,7 @@ def test_the_model_alone_frees_gradients_one_by_one(torch_side):
         held.append(sum(p.grad is not None for p in model.parameters()))
 
     for p in model.parameters():
-        p.register_post_accumulate_grad_hook(count)  # before those that free
+        p.register_post_accumulate_grad_hook(count)  # before the hooks that free gradients
     side = torch_side.Alone(model, {}, 0, 1, "")
     side.iterate(torch_side.tokens)
     assert held == [1] * len(list(model.parameters()))
@@ -304,7 +306,7 @@ def test_the_model_alone_frees_gradients_one_by_one(torch_side):
 
 
 def test_fsdp2_trains_the_same(torch_side, tmp_path):
-    """As torch's AdamW alone, in each setting; on one rank, of which nothing is summed."""
+    """FSDP2 trains like torch's AdamW alone, in each setting, on one rank, where nothing is summed."""
     import torch
 
     def losses(side):
@@ -331,7 +333,9 @@ def training_results(**ms):
 
 
 def test_rows_of_a_training():
-    """Beyond the model; stage 3 stands beside stage 2 where the others stand beside their peers."""
+    """
+    Rows show memory and time beyond the model alone. Stage 3 is compared with stage 2, other rows with their peers.
+    """
     memory = {name: dict(zip((training.BETWEEN, training.AT_MOST), held)) for name, held in {
         "model alone": (100, 200), "zerod": (160, 255), "peer": (200, 300), training.STAGE_3: (161, 255),
         training.NARROW: (130, 260)}.items()}

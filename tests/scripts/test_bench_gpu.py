@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-The benchmarks of scripts/bench --gpu, over the stand-ins and with PyTorch on the CPU: that they measure what they say
-they do, and see what they look for. The figures mean nothing.
+The benchmarks of scripts/bench --gpu measure what they claim, and detect what they look for, tested with stand-ins and
+PyTorch on the CPU. The figures have no meaning.
 """
 
 import json
@@ -24,7 +24,7 @@ import offload  # noqa: E402
 
 PARAMS = 4
 MANY = 1 << 23
-# Gradients are evenly spread over +-2^-9; without their scale, 2, so many are clipped to a norm of 1.
+# Gradients are uniformly distributed over +-2^-9, without their scale of 2. They are clipped to a norm of 1.
 CLIPPED = 1 / math.sqrt(MANY / 3 * 2.0**-18)
 CHAINS = ["fused AdamW", "unscale, clip_grad_norm_, fused AdamW, cast",
           "norm, fused AdamW that unscales and clips, cast"]
@@ -44,7 +44,7 @@ def environment(*faults):
 
 @pytest.fixture
 def kernels(setup):
-    """kernels(name): the answer."""
+    """kernels(name) -> the program's answer."""
     side = gpu.Side([setup.program, "kernels", "--elems", str(MANY), "--params", str(PARAMS)], env=environment())
     assert side.receive() == "ready"
 
@@ -71,7 +71,7 @@ def test_kernels(setup):
 
 @pytest.mark.full
 def test_offload(setup, build, monkeypatch):
-    """With a real daemon in host memory; DeepSpeed is not here."""
+    """Offload is measured with a real daemon in host memory, without DeepSpeed."""
     pytest.importorskip("torch")
     monkeypatch.setattr(harness, "BUILD", build.folder)
     rows, details = offload.gpu_offload(True, gpu.StandIns)
@@ -92,7 +92,7 @@ def adamw(p, exp_avg, exp_avg_sq, grad, steps):
 @pytest.mark.parametrize("name, factor, has_weight", [("adamw", 0.5, False), ("adamw-bf16", 0.5, True),
                                                       ("adamw-undo", 0.5, False), ("sequence", CLIPPED, True)])
 def test_they_compute(kernels, name, factor, has_weight):
-    """The last element of each array, which belongs to the last range."""
+    """The kernels compute the last element of each array, which belongs to the last range, correctly."""
     before = kernels("sample")
     for step in (1, 2, 3):
         assert kernels(name)["ms"] > 0
@@ -108,7 +108,7 @@ def test_they_compute(kernels, name, factor, has_weight):
 
 @pytest.mark.parametrize("name, where", [("adamw-bf16-moments", "p"), ("adamw-8bit", "p"), ("adamw-8bit-24", "weight")])
 def test_narrow_ones_compute(kernels, name, where):
-    """A first step, from zeroes: moments are rounded after it."""
+    """The kernels with narrow moments compute a first step from zeros correctly. Moments are rounded after it."""
     assert kernels(name)["ms"] > 0
     after = kernels("sample")
     assert after[where] == pytest.approx(adamw(0, 0, 0, 0.5 * after["grad"], 1), rel=2**-8)
@@ -127,7 +127,7 @@ def test_facts(setup):
     [(_, (_, *table))] = details.items()
     asked = {what for what, *_ in table}
     assert asked == set(gpu.FACTS.values())
-    # The table reports a function that the stand-ins do not have.
+    # The table shows that the stand-ins lack a function.
     assert [gpu.FACTS["handles-legacy"], "ended", "bench-gpu: the GPU driver has no cuIpcGetMemHandle"] in table
 
 
@@ -155,7 +155,7 @@ def test_usage(setup, arguments):
 
 @pytest.fixture
 def fake_mps(tmp_path, monkeypatch):
-    """fake_mps(what get_server_list says): where it writes down what it is told."""
+    """fake_mps(answers of get_server_list) -> the file to which it writes the commands that it gets."""
 
     def make(servers):
         program, log = tmp_path / gpu.MPS, tmp_path / "log"
@@ -202,7 +202,7 @@ def test_there_is_no_mps(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("measure, n_rows", [*full(("gpu_kernels", 9)), ("gpu_facts", 8)])
 def test_without_mps_stays(setup, measure, n_rows):
-    """If the measurements with MPS fail, the rows without MPS stay."""
+    """If the measurements with MPS fail, the rows without MPS are still shown."""
 
     @contextmanager
     def broken():
@@ -222,7 +222,7 @@ def test_without_mps_stays(setup, measure, n_rows):
 
 
 def test_chains_of_torch_do_the_same():
-    """Both of those that zerod's sequence is held against."""
+    """Both chains of torch, with which zerod's sequence is compared, compute the same."""
     torch = pytest.importorskip("torch")
     import gpu_torch
 

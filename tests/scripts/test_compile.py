@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the scripts show while they compile, and what scripts/quickstart compiles."""
+"""The output of the scripts while they compile, and the targets that scripts/quickstart compiles."""
 
 import os
 import pty
@@ -15,7 +15,7 @@ SLOW = "for i in 1 2 3 4; do echo \"[$i/4] Compiling file $i\"; sleep 1; done"
 
 
 def script(folder, ninja):
-    """compile() with this body of ninja."""
+    """Return: a command that runs compile() with this shell text instead of ninja."""
     program = folder / "ninja"
     program.write_text(f"#!/bin/bash\n{ninja}\n")
     program.chmod(0o755)
@@ -28,13 +28,13 @@ def test_progress_in_a_file(tmp_path):
     result = subprocess.run(script(tmp_path, SLOW), capture_output=True, text=True, timeout=60)
     assert (result.returncode, result.stderr) == (0, "")
     lines = result.stdout.splitlines()
-    assert 1 <= len(lines[:-1]) <= 2 and lines[-1] == "built", lines  # of four seconds every second one
+    assert 1 <= len(lines[:-1]) <= 2 and lines[-1] == "built", lines  # in four seconds, one line every second one
     assert all(re.fullmatch(r"compiling: [1-4] of 4", line) for line in lines[:-1]), lines
     assert "Compiling file 4" in (tmp_path / "tree/compile.log").read_text()
 
 
 def test_progress_on_a_terminal(tmp_path):
-    """One line, which is written anew, and is gone at the end."""
+    """The progress is one line, which is rewritten, and erased at the end."""
     ours, theirs = pty.openpty()
     with subprocess.Popen(script(tmp_path, SLOW), stdin=theirs, stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
@@ -42,7 +42,7 @@ def test_progress_on_a_terminal(tmp_path):
         try:
             while data := os.read(ours, 4096):
                 said += data
-        except OSError:  # a terminal that nobody has open
+        except OSError:  # no process has the terminal open
             pass
         assert process.wait(60) == 0
     os.close(ours)
@@ -52,7 +52,7 @@ def test_progress_on_a_terminal(tmp_path):
 
 
 def test_what_failed(tmp_path):
-    """All that ninja printed, and the script ends."""
+    """After a failure all output of ninja is printed, and the script ends."""
     result = subprocess.run(script(tmp_path, "echo '[1/2] Compiling a'; echo 'a.c:1: error: no'; exit 1"),
                             capture_output=True, text=True, timeout=60)
     assert (result.returncode, result.stdout) == (1, "")
@@ -61,7 +61,7 @@ def test_what_failed(tmp_path):
 
 @pytest.mark.parametrize("more", ["zerod-example", "libzerod"])
 def test_quickstart_compiles_what_it_runs(build, more):
-    """Targets that the build has, and far from all of them."""
+    """The targets exist in the build, and are far from all targets."""
     text = (ROOT / "scripts/quickstart").read_text()
     named = [words.split() for words in re.findall(r"targets\+?=\(([^)]+)\)", text)]
     targets = named[0] + next(words for words in named[1:] if more in " ".join(words))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-What meson makes of the CUDA and the NCCL that it is given: folders that look like them, with an nvcc that answers
-questions and compiles nothing.
+How meson uses a given CUDA and NCCL, tested with imitated folders, and with an nvcc that answers questions and compiles
+nothing.
 """
 
 import os
@@ -19,14 +19,14 @@ OLD_ARCHS, NEW_ARCHS = ["50", "80", "86", "89", "90"], ["75", "80", "86", "90", 
 
 @pytest.fixture
 def tmp_path(tmp_path):
-    """In the source tree, as an environment with CUDA's wheels may be. The name is known to git as that of a build."""
+    """A folder in the source tree, where an environment with CUDA's wheels may be. git ignores it as a build folder."""
     with tempfile.TemporaryDirectory(prefix="build-gpu-", dir=ROOT) as folder:
         yield Path(folder)
 
 
 @pytest.fixture
 def toolkit(tmp_path):
-    """toolkit(version, archs) -> the option that names it."""
+    """toolkit(version, archs) -> the meson option with its path."""
 
     def make(version, archs):
         folder = tmp_path / "cuda"
@@ -46,7 +46,7 @@ def toolkit(tmp_path):
 
 @pytest.fixture
 def nccl(tmp_path):
-    """A folder as the wheel has it: the library has a number in its name."""
+    """A folder like the one of NCCL's wheel: the library's name contains a number."""
     folder = tmp_path / "nccl"
     (folder / "include").mkdir(parents=True)
     (folder / "lib").mkdir()
@@ -82,7 +82,9 @@ def test_cuda_too_old_and_not_asked_for(tmp_path, toolkit):
 @pytest.mark.parametrize("version, known, expected", [("12.5", OLD_ARCHS, "sm_80, sm_90 engines"),
                                                       *full(("13.0", NEW_ARCHS, "sm_80, sm_90, sm_100, sm_120 engines"))])
 def test_archs(tmp_path, toolkit, nccl, version, known, expected):
-    """Generations that nvcc does not know are left out; and NCCL is linked by its path, found there at run time."""
+    """
+    Generations that nvcc does not support are left out. NCCL is linked by its path, where it is found at run time.
+    """
     status, text = configure(tmp_path, toolkit(version, known), f"-Dnccl_dir={nccl}")
     assert status == 0, text
     assert f"kernels for GPUs: {expected}" in text and "nccl (GPUs)" in text
@@ -94,7 +96,7 @@ def test_archs(tmp_path, toolkit, nccl, version, known, expected):
 
 @pytest.mark.parametrize("option, expected", [("-Dcuda=auto", "sm_80"), ("-Dcuda=enabled", "sm_80, sm_90, sm_100, sm_120")])
 def test_archs_without_nccl(tmp_path, toolkit, option, expected):
-    """No program of such a build has the kernels, so one generation shows that they compile."""
+    """Without NCCL no program has the kernels, so they are compiled for one generation only, as a check."""
     status, text = configure(tmp_path, toolkit("13.0", NEW_ARCHS), "-Dnccl=disabled", option)
     assert status == 0, text
     assert f"kernels for GPUs: {expected} engines" in text

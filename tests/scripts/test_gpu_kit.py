@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/gpu-run: what it makes of the steps' ends; and the whole kit that scripts/gpu-pack makes, over the stand-ins."""
+"""scripts/gpu-run: its judgement of the steps' ends, and the whole kit of scripts/gpu-pack with the stand-ins."""
 
 import importlib.machinery
 import importlib.util
@@ -64,7 +64,7 @@ ROW = {"name": "gpu: adamw", "ratio": 0.8, "goal": 0.9, "holds": False}
 
 
 def test_figures():
-    """A goal that is missed is written out; without figures nothing has passed."""
+    """A missed goal is printed. Without figures a step has not passed."""
     said = "gpu-kernels: the kernels\n  3 s\n"
     output = said + json.dumps([ROW, ROW | {"holds": True}], indent=2) + "\nRatio\n"
     assert gpu_run.judge_figures(1, said + json.dumps([ROW], indent=2)).detail == "1 figures; missed: gpu: adamw: 0.80, goal 0.90"
@@ -81,7 +81,7 @@ def run_step(tmp_path, *command, seconds=60.0, check=lambda: None):
 
 
 def test_step_that_takes_too_long(tmp_path):
-    """It fails, and its children are killed with it."""
+    """A step that takes too long fails, and its children are killed."""
     result = run_step(tmp_path, "sh", "-c", f"echo begun; (sleep 30; touch {tmp_path}/late) & sleep 30", seconds=0.5)
     assert (result.outcome, result.detail) == ("failed", "not done after 0 s: begun")
     left = subprocess.run(["pgrep", "-f", f"touch {tmp_path}/late"], capture_output=True, text=True).stdout
@@ -101,7 +101,7 @@ def test_step_that_lacks_something(tmp_path):
 
 @pytest.fixture
 def kit(tmp_path):
-    """kit(*arguments): gpu-run in a folder without programs, on a machine without a driver."""
+    """kit(*arguments) runs gpu-run in a folder without programs, on a machine without a driver."""
     folder = tmp_path / "zerod-gpu"
     (folder / "build").mkdir(parents=True)
     shutil.copy(ROOT / "scripts/gpu-run", folder)
@@ -136,7 +136,7 @@ def test_step_that_does_not_exist(kit):
 
 
 def test_step_of_another_stage(kit):
-    """Nothing runs, and that is not passed."""
+    """If no step runs, the result is not "passed"."""
     result = kit("2", "--step", "facts")
     assert result.returncode == NOT_RUN and "\n0 passed, 0 failed, 0 not run; logs: " in result.stdout
 
@@ -152,7 +152,7 @@ def test_outside_its_folder():
 @pytest.mark.full
 @pytest.mark.alone
 def test_kit(tmp_path):
-    """Packed, unpacked elsewhere, and run there without network, compiler and home: all stages reach their end."""
+    """The kit is packed, unpacked in another folder, and run without network, compiler and home. All stages end."""
     packed = subprocess.run([ROOT / "scripts/gpu-pack"], capture_output=True, text=True)
     assert packed.returncode == 0, packed.stdout + packed.stderr
     with tarfile.open(ROOT / "build/gpu-pack/zerod-gpu.tar.gz") as tar:
@@ -160,7 +160,7 @@ def test_kit(tmp_path):
     tools, home = tmp_path / "bin", tmp_path / "home"
     tools.mkdir()
     home.mkdir()
-    for tool in ("env", "sh", "ip", "tr"):  # what it and the tests start by name
+    for tool in ("env", "sh", "ip", "tr"):  # started by name, by the kit or the tests
         (tools / tool).symlink_to(shutil.which(tool))
     (tools / "python3").symlink_to(Path(sys.executable).resolve())
     line = f"ip link set lo up && exec {tmp_path}/zerod-gpu/gpu-run --out {tmp_path}/out --minutes 15 --python {sys.executable} "

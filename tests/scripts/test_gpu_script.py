@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-scripts/test --gpu and scripts/bench --gpu where something is missing: one sentence, and a status that nobody takes for
-passed.
+scripts/test --gpu and scripts/bench --gpu on a machine that lacks something: they print one sentence, and their status
+does not look like a success.
 """
 
 import os
@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(os.environ.get("ZEROD_SOURCE_ROOT", Path(__file__).resolve().parents[2]))
 SKIPPED = 77
-# The programs that the script calls before it asks for GPUs.
+# Programs that the script calls before it looks for GPUs.
 TOOLS = ["bash", "dirname", "grep", "nproc"]
 
 ONE_GPU = "echo 'GPU 0: NVIDIA H200 (UUID: GPU-1)'"
@@ -21,7 +21,7 @@ NO_DRIVER = "echo 'NVIDIA-SMI has failed'; exit 9"
 
 
 def run(tmp_path, *arguments, script="test", **programs):
-    """The script with a PATH of these programs alone: name, and what it does."""
+    """Runs the script with a PATH that has only these programs: name, and its shell text."""
     for tool in TOOLS:
         (tmp_path / tool).symlink_to(shutil.which(tool))
     for name, body in programs.items():
@@ -62,14 +62,14 @@ def test_torch_is_missing(tmp_path):
 
 
 def test_all_there(tmp_path):
-    """Then it goes on: here as far as the first tool that is not on this PATH."""
+    """With everything installed the script continues, here until the first tool that is not on the PATH."""
     result = run(tmp_path, nvidia_smi=ONE_GPU, nvcc="exit 0", cc="exit 0")
     assert "nothing was run" not in result.stderr
     assert result.returncode not in (0, SKIPPED)
 
 
 def test_nccl_of_a_wheel(tmp_path):
-    """Where the compiler does not find nccl.h, the folder of python3's wheel will do."""
+    """If the compiler does not find nccl.h, the folder of python3's wheel is used."""
     result = run(tmp_path, nvidia_smi=ONE_GPU, nvcc="exit 0", cc="exit 1", python3="echo /env/nvidia/nccl")
     assert "nothing was run" not in result.stderr
     assert result.returncode not in (0, SKIPPED)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How tests are chosen: rows that are drawn, and what tests/README.md says of marks and folders."""
+"""Selection of tests: drawn rows, and the rules of tests/README.md for marks and folders."""
 
 import configparser
 import itertools
@@ -60,7 +60,7 @@ def test_marks_and_names_are_in_the_readme():
 
 
 def test_folders_are_not_too_full():
-    """Counts programs only; the number of texts and corpora is not limited."""
+    """Folders have a limited number of programs. Texts and corpora do not count."""
     for folder in [TESTS, *(path for path in TESTS.rglob("*") if path.is_dir())]:
         sources = [path for path in folder.iterdir() if path.suffix in (".py", ".c", ".h")]
         assert len(sources) <= 30, f"{folder} has {len(sources)} files"

@@ -9,7 +9,7 @@
 
 #define COMM_MAGIC UINT64_C(0x73696d2d636f6d6d)
 
-enum { MAX_DIRECTORY = 96 }; /* a socket's name has 108 bytes */
+enum { MAX_DIRECTORY = 96 }; /* a socket's path has at most 108 bytes */
 
 struct comm_list sim_comms;
 
@@ -83,7 +83,10 @@ static struct ncclComm *comm_new(int n_ranks, const ncclUniqueId *id, int rank, 
     return comm;
 }
 
-/* As NCCL refuses it; within a process, that is: another process's devices are taken for others. */
+/*
+ * Refuses two ranks of one communicator on one device, as NCCL does. Devices of other processes count as different
+ * devices.
+ */
 static void check_device(struct ncclComm *comm)
 {
     for (size_t i = 0; i < sim_comms.n; i++) {
@@ -203,7 +206,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *asyncError)
     return sim_leave_nccl(ncclSuccess);
 }
 
-/* The text of a communicator; without one it is empty. */
+/* Return: the text of the communicator's last error. Without a communicator it is empty. */
 const char *ncclGetLastError(ncclComm_t comm)
 {
     const char *text = "";
@@ -235,7 +238,7 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm)
     return sim_leave_nccl(comm->blocking ? wait_for(comm) : ncclInProgress);
 }
 
-/* Taken down by the device's thread, which may be in it. */
+/* Marks the communicator as ended. The device's thread tears it down, because that thread may be using it. */
 static void end(struct ncclComm *comm, const char *how)
 {
     is_asked(comm);
@@ -259,7 +262,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm)
     return sim_leave_nccl(ncclSuccess);
 }
 
-/* Also of a communicator that has failed, or of a lost device. */
+/* Also works for a communicator that has failed, and when the device is lost. */
 ncclResult_t ncclCommAbort(ncclComm_t comm)
 {
     static const char entry[] = "ncclCommAbort";
@@ -274,7 +277,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm)
 
 /* ---- on the device's thread ----------------------------------------------------------------------------- */
 
-/* A destroyed communicator still sends its end; an aborted one sends nothing more. */
+/* Closes the communicator. A destroyed one first sends its end to its peers; an aborted one sends nothing. */
 static void tear_down(struct ncclComm *comm)
 {
     bool aborted = strcmp(comm->end, "aborted") == 0;
@@ -295,7 +298,7 @@ static void tear_down(struct ncclComm *comm)
     pthread_cond_broadcast(&sim.changed);
 }
 
-/* Quiet here, then quiet everywhere. */
+/* Finalizing ends when this rank has no launches left and all peers have sent their end. */
 static bool finalize(struct ncclComm *comm)
 {
     struct header fin = {.kind = MESSAGE_FIN};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The environment, what goes wrong on order, and errors. */
+/* The environment, ordered faults, and errors. */
 
 #include <assert.h>
 #include <signal.h>
@@ -104,7 +104,7 @@ static const struct name cublas_errors[] = {
     {"CUBLAS_STATUS_NOT_SUPPORTED", 15, "the requested functionality is not supported"},
 };
 
-/* The entries in which a fault can be ordered. starts: the call starts an operation that ends later. */
+/* The entry points in which a fault can be ordered. starts: the call starts an operation that ends later. */
 static const struct entry {
     const char *name;
     int family;
@@ -295,7 +295,7 @@ static bool parse_error(const struct entry *entry, bool async, const char *name,
     return true;
 }
 
-/* ACTION[=VALUE], with what follows @ already taken off. */
+/* Parses ACTION[=VALUE]; the caller has cut off the @. */
 static bool parse_action(const struct entry *entry, char *action, struct injected *what)
 {
     char *value = strchr(action, '=');
@@ -454,7 +454,7 @@ static void sleep_ns(int64_t ns)
     pthread_mutex_lock(&sim.lock);
 }
 
-/* Carries out the fault of a call that starts nothing. */
+/* Carries out the fault of a call that starts no operation. */
 static void go_wrong_here(const struct injected *what)
 {
     if (what->delay_ns > 0)

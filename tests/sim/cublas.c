@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The stand-in of cuBLAS, a library that a program opens. Everything else of the stand-ins lies in the program. */
+/*
+ * The stand-in for cuBLAS, a library that a program opens at run time. All other stand-ins are linked into the program.
+ */
 
 #include <stdlib.h>
 
@@ -23,13 +25,13 @@ struct cublasContext {
     int device, math_mode;
     bool dead;
     struct CUstream_st *stream;
-    void *workspace; /* NULL: the default one */
+    void *workspace; /* NULL: the default workspace */
     size_t n_workspace_bytes;
 };
 
 static struct cublasContext *all;
 
-/* A side of a product, as the caller gave it: op(matrix) is rows x cols. */
+/* An operand of a product as the caller passed it: op(matrix) is rows x cols. */
 struct operand {
     const char *name;
     bool trans;
@@ -37,7 +39,7 @@ struct operand {
     const float *at;
 };
 
-/* A product, as a device's thread computes it. a and b: the elements are the copies that op has. */
+/* A product for the device's thread. It computes a and b from the copies of their elements in op. */
 struct product {
     struct op *op;
     struct operand a, b;
@@ -45,7 +47,7 @@ struct product {
     void *workspace;
 };
 
-/* The functions of the library, as a program that opens it knows them. */
+/* The functions of the library that programs look up by name. */
 #define ENTRY __attribute__((visibility("default")))
 
 ENTRY int cublasCreate_v2(struct cublasContext **handle);
@@ -170,7 +172,7 @@ const char *cublasGetStatusString(int status)
 
 /* ---- products ------------------------------------------------------------------------------------------- */
 
-/* Of the matrix as it lies in memory. */
+/* Return: the size of the matrix as stored in memory. */
 static size_t operand_bytes(const struct operand *o)
 {
     size_t rows = o->trans ? o->cols : o->rows, cols = o->trans ? o->rows : o->cols;
@@ -191,7 +193,10 @@ static void add_products(const struct product *p, int col, double *sums)
     }
 }
 
-/* The library may write anywhere in its workspace; a piece of it is enough to notice other uses. */
+/*
+ * Computes the product. cuBLAS may write anywhere in its workspace; this function writes a piece, which is enough to
+ * detect another use of the workspace.
+ */
 static void multiply(void *args)
 {
     struct product *p = args;

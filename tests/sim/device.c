@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Devices: a thread for each, which takes the first operations of its streams, in any order, and sleeps between. */
+/*
+ * Devices. Each has a thread that runs the first operation of each of its streams, in any order of streams, and then
+ * sleeps.
+ */
 
 #include <poll.h>
 #include <stdio.h>
@@ -10,7 +13,7 @@
 
 #include "inside.h"
 
-/* How often a wait for another device's event is checked, because that device sends no notice. */
+/* How often a wait for another device's event checks that event, because the other device sends no notice. */
 enum { SHARED_EVENT_NS = 200 * SIM_NS_PER_US };
 
 struct stream_list sim_streams;
@@ -47,7 +50,7 @@ int64_t device_delay_ns(struct device *device)
 
 void device_wake(int device)
 {
-    (void)eventfd_write(sim.devices[device].wake_fd, 1); /* fails when it is full of notices */
+    (void)eventfd_write(sim.devices[device].wake_fd, 1); /* fails if the counter is full; the thread wakes anyway */
 }
 
 /* ---- operations ----------------------------------------------------------------------------------------- */
@@ -112,7 +115,7 @@ static void finish(struct op *op)
         record(op->page, op->number);
 }
 
-/* Return: whether anything has changed. */
+/* Advances the stream's first operation. Return: whether anything has changed. */
 static bool advance(struct device *device, struct CUstream_st *stream, int64_t now, int64_t *wake_ns)
 {
     struct op *op = stream->head;
@@ -200,7 +203,7 @@ static void *run_device(void *arg)
     return NULL;
 }
 
-/* All others may wait for what happens here. */
+/* Wakes all threads and callers that may wait for a change. */
 static void wake_all(void)
 {
     for (int d = 0; d < sim.n_devices; d++)
@@ -221,7 +224,7 @@ void device_need(int index)
     struct device *device = &sim.devices[index];
     pthread_attr_t attr;
 
-    is_bound |= index == current_device; /* what the runtime does for its own calls */
+    is_bound |= index == current_device; /* the runtime binds the thread to the current device by itself */
     if (device->running)
         return;
     device->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -324,7 +327,7 @@ cudaError_t cudaGetDevice(int *device)
     return sim_leave(r);
 }
 
-/* The attributes of an H200 that are read by the programs under test. */
+/* Returns the attributes of an H200, as far as the programs under test read them. */
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attr, int device)
 {
     const struct {
@@ -374,7 +377,7 @@ cudaError_t cudaDeviceGetPCIBusId(char *pciBusId, int len, int device)
     return sim_leave(r);
 }
 
-/* Whether a device may be given access to another's memory. */
+/* Sets *canAccessPeer: whether a device can be given access to another device's memory. */
 cudaError_t cudaDeviceCanAccessPeer(int *canAccessPeer, int device, int peerDevice)
 {
     int r = sim_enter("cudaDeviceCanAccessPeer", NULL);
@@ -408,7 +411,7 @@ static const struct {
     {"cuStreamWriteValue64", (void *)cuStreamWriteValue64},
 };
 
-/* Under the lock. How it went goes to *status; only who does not take that gets an error. */
+/* The caller holds the lock. The result goes to *status. If status is NULL, an unknown symbol is an error instead. */
 static cudaError_t find_function(const char *symbol, void **function, int version,
                                  enum cudaDriverEntryPointQueryResult *status)
 {

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The driver's calls as a trainer makes them, which opens the driver as a library (libcuda-sim). Most are their twins
- * of the runtime under another name: errors have the same numbers, and what goes wrong on order or by wrong use is
- * named after the twin. Of its own the driver has contexts, which no call makes by itself, the default stream, and
- * copies that wait, for which host memory need not be registered.
+ * The driver's calls for a trainer, which opens the driver as a library (libcuda-sim). Most calls are their twins in
+ * the runtime under another name: errors have the same numbers, and ordered faults and wrong uses are reported under
+ * the twin's name. Only the driver has contexts, which no call creates by itself, the default stream, and blocking
+ * copies from or to unregistered host memory.
  */
 
 #include <string.h>
@@ -14,18 +14,18 @@
 
 enum { MAX_PUSHED = 16, STAGING_BYTES = 1 << 20 };
 
-/* A CUdevice is a handle, of which nothing says that it is the device's ordinal. */
+/* A CUdevice is a handle. It differs from the device's ordinal here, because nothing says that they are equal. */
 enum { FIRST_HANDLE = 100 };
 
-/* The primary context of a device: one for each, which its runtime has, too. */
+/* The primary context of a device. The runtime shares it. */
 struct CUctx_st {
     bool retained;
-    struct CUstream_st *stream; /* the default one: a stream like any other, so nothing may rely on its order */
+    struct CUstream_st *stream; /* the default stream; ordinary here, so a program must not rely on its order */
 };
 
 static struct CUctx_st contexts[SIM_MAX_DEVICES];
 static bool is_initialised;
-static _Thread_local int pushed[MAX_PUSHED]; /* devices; -1: none */
+static _Thread_local int pushed[MAX_PUSHED]; /* pushed contexts by device; -1: no context */
 static _Thread_local unsigned n_pushed;
 
 CUresult cuInit(unsigned int Flags)
@@ -63,7 +63,7 @@ CUresult cuDeviceGet(CUdevice *device, int ordinal)
     return r;
 }
 
-/* A device has one UUID in all processes. The engine asks through the runtime, which initialises the driver. */
+/* A device has the same UUID in all processes. The engine asks through the runtime, which initialises the driver. */
 CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice dev)
 {
     int r = sim_enter("cuDeviceGetUuid", NULL);
@@ -115,7 +115,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev)
     return sim_leave_driver(r);
 }
 
-/* The context stays, because other parts of the process may hold it. */
+/* Does not destroy the context, because other parts of the process may use it. */
 CUresult cuDevicePrimaryCtxRelease(CUdevice dev)
 {
     dev -= FIRST_HANDLE;
@@ -181,7 +181,7 @@ CUresult cuCtxGetDevice(CUdevice *device)
 
 /* ---- streams and events --------------------------------------------------------------------------------- */
 
-/* Return: the stream that is meant, or NULL: no context. */
+/* Return: the stream that the handle means, or NULL if there is no context. */
 static CUstream meant(CUstream stream)
 {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -250,7 +250,7 @@ CUresult cuEventRecord(CUevent hEvent, CUstream hStream)
     return stream ? (CUresult)cudaEventRecord(hEvent, stream) : CUDA_ERROR_INVALID_CONTEXT;
 }
 
-/* A reader of the host sees the old value until it sees the new one, and then all that came before on the stream. */
+/* The write is atomic for host threads. When a thread sees the new value, all earlier work on the stream is done. */
 CUresult cuStreamWriteValue64(CUstream stream, CUdeviceptr addr, cuuint64_t value, unsigned int flags)
 {
     static const char entry[] = "cuStreamWriteValue64";
@@ -312,7 +312,7 @@ CUresult cuMemcpyDtoDAsync(CUdeviceptr dstDevice, CUdeviceptr srcDevice, size_t 
                                      cudaMemcpyDeviceToDevice, stream);
 }
 
-/* Registered once; the caller holds staging_lock. */
+/* Protects the staging memory, which is registered once. */
 static pthread_mutex_t staging_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static uint8_t *staging(void)
@@ -327,8 +327,10 @@ static uint8_t *staging(void)
     return memory;
 }
 
-/* One piece by way of the staging memory; from or to is the host's. Like CUDA it does not wait until the device has
- * what came from the host: only streams that wait for the default stream find it there. */
+/*
+ * Copies one piece through the staging memory; to_host or from_host is NULL. As in CUDA, a copy from the host returns
+ * before the device has the bytes: only streams that wait for the default stream see them.
+ */
 static int stage(uint8_t *to_host, CUdeviceptr device, const uint8_t *from_host, size_t n_bytes)
 {
     void *memory = (void *)(uintptr_t)device;

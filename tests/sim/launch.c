@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Groups of NCCL, and what runs. All that one group gives one communicator is one launch: it starts when all its
- * streams have come to it and the communicator's earlier launches have ended, and ends for all of them at once. A
- * launch lives in its communicator's list until it has run, and as long as a stream has it before it.
+ * Groups of NCCL, and how they run. All calls of one group for one communicator form one launch. It starts when all its
+ * streams have reached it and the communicator's earlier launches have ended. It ends on all its streams at once. A
+ * launch is in its communicator's list until it has run. It is freed when no stream has it ahead any more.
  */
 
 #include <stdio.h>
@@ -11,7 +11,7 @@
 
 #include "nccl-inside.h"
 
-/* One call: ncclReduceScatter() and so on. */
+/* One call of ncclReduceScatter() or another operation. */
 struct task {
     const char *entry;
     enum task_kind kind;
@@ -21,7 +21,7 @@ struct task {
     ncclDataType_t datatype;
     size_t count;
     int peer;        /* of ncclSend() and ncclRecv() */
-    uint64_t number; /* of the collective, or among those from or to the peer */
+    uint64_t number; /* number of the collective, or of the send or receive with this peer */
     bool matched;    /* TASK_RECV: acknowledged */
     struct span read, write;
 };
@@ -32,7 +32,7 @@ struct launch {
     struct task *tasks;
     size_t n_tasks;
     struct CUstream_st **streams;
-    size_t n_streams, n_arrived, n_left; /* n_left: streams that have it before them */
+    size_t n_streams, n_arrived, n_left; /* n_left: streams that have not passed the launch */
     bool issued, started, done, dropped;
     int64_t issue_ns, end_ns;
 };
@@ -140,7 +140,7 @@ static void start_tasks(struct launch *launch)
     pthread_mutex_lock(&sim.lock);
 }
 
-/* To each rank its part; of an all-gather, to each the same. */
+/* Sends each rank its part. For an all-gather, every rank gets the same data. */
 static void send_task(const struct task *task)
 {
     struct header header = {.kind = is_collective(task) ? MESSAGE_COLLECTIVE : MESSAGE_P2P,
@@ -168,7 +168,7 @@ static const char *kind_name(unsigned kind)
     return kind < ARRAY_SIZE(names) ? names[kind] : "?";
 }
 
-/* If two ranks disagree, either may notice it first, and both have the same sentence. */
+/* Dies if two ranks disagree. Either rank may detect this first, and both print the same sentence. */
 static void check_match(const struct task *task, int rank, const struct message *message)
 {
     const struct header *h = &message->header;
@@ -215,7 +215,7 @@ static bool is_complete(struct task *task)
     return true;
 }
 
-/* The data that a rank has given, in a collective. */
+/* Return: the data of a rank in a collective. */
 static const uint8_t *given_by(const struct task *task, int rank)
 {
     struct ncclComm *comm = task->comm;
@@ -232,7 +232,7 @@ static void finish_collective(const struct task *task)
 
     if (n_bytes == 0)
         return;
-    /* A ring begins beside the owner and ends at it. */
+    /* The ring begins at the rank after the owner and ends at the owner. */
     for (int k = 1; k <= comm->n_ranks; k++) {
         int rank = (comm->rank + k) % comm->n_ranks;
 
@@ -284,7 +284,7 @@ static void launch_free(struct launch *launch)
     free(launch);
 }
 
-/* A stream has it behind it. */
+/* Called when a stream has passed the launch. */
 static void leave(struct launch *launch)
 {
     if (--launch->n_left == 0 && (launch->done || launch->dropped))
@@ -329,7 +329,7 @@ bool launches_issue(struct ncclComm *comm, int64_t now, int64_t *wake_ns)
     return moved;
 }
 
-/* Return: may the launch continue? */
+/* Starts the launch. Return: whether it can continue. */
 static bool start(struct launch *launch, int64_t now)
 {
     struct device *device = &sim.devices[launch->comm->device];
@@ -348,7 +348,7 @@ static bool start(struct launch *launch, int64_t now)
     }
     if (hang)
         launch->end_ns = INT64_MAX;
-    /* In progress: a later group is being issued. */
+    /* ncclInProgress is fine here: a later group is being issued. */
     return !hang && (launch->comm->result == ncclSuccess || launch->comm->result == ncclInProgress);
 }
 
@@ -439,7 +439,7 @@ static void group_add(const struct task *task)
     group.tasks[group.n_tasks++] = *task;
 }
 
-/* Out of the group: the next group of this thread begins with nothing. */
+/* Return: the thread's group. The next group of this thread begins empty. */
 static struct group steal_group(void)
 {
     struct group taken = group;
@@ -458,8 +458,8 @@ static size_t count_collectives(const struct group *g, const struct ncclComm *co
 }
 
 /*
- * A thread that drives several ranks gives all of them their collectives in one group: with one after the other, NCCL
- * may wait in the first for what the second would bring.
+ * A thread that drives several ranks must put the collectives of all these ranks into one group. In separate groups,
+ * NCCL may wait in the first one for the second one.
  */
 static void check_ranks(const struct group *g)
 {
@@ -526,7 +526,7 @@ static void launch_add(struct launch *launch, const struct task *partial)
     }
 }
 
-/* Until the program has asked, it does not know whether the launch is on its streams. */
+/* Marks the launch's streams, because the program does not know whether the launch is on them until it has asked. */
 static void hold_streams(struct ncclComm *comm, const struct launch *launch)
 {
     comm->unasked = true;
@@ -630,7 +630,7 @@ ncclResult_t ncclGroupEnd(void)
 
 /* ---- calls ---------------------------------------------------------------------------------------------- */
 
-/* Before 2.23 a GPU writes straight into the buffer of another one of its process. */
+/* Before version 2.23, a GPU writes straight into the receive buffer of another GPU of the same process. */
 static void check_direct_writes(const struct task *task)
 {
     for (size_t i = 0; sim.nccl_version < NCCL_VERSION(2, 23, 0) && i < sim_comms.n; i++) {
@@ -659,7 +659,7 @@ static void check_buffers(const struct task *task)
         sim_die(task->entry, "the buffers overlap, but not as for an operation in place");
 }
 
-/* Out of a group a call is a group of its own. */
+/* Adds the call to the group. A call outside of a group forms its own group. */
 static ncclResult_t enqueue(struct task task, const void *send, void *recv)
 {
     size_t n_send, n_recv;

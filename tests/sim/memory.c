@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Memory: the regions, and the devices that may use them. Addresses are never used twice: freed memory stays reserved
- * and inaccessible, so that a late use is noticed.
+ * Memory: the regions, and the devices that may use them. Addresses are never reused. Freed memory stays reserved and
+ * inaccessible, so that a late use is detected.
  */
 
 #include <dirent.h>
@@ -19,7 +19,7 @@ enum { PAGE_BYTES = 4096, MALLOC_ALIGNMENT = 256, GRANULARITY = 2 << 20 };
 
 enum region_kind { REGION_HOST, REGION_MALLOC, REGION_MAPPED };
 
-/* Physical memory: a memfd. It is there as long as its handle or a mapping is. */
+/* Physical memory, a memfd. It exists as long as its handle or a mapping exists. */
 struct allocation {
     CUmemGenericAllocationHandle handle; /* 0 after cuMemRelease() */
     int fd, device;
@@ -33,11 +33,11 @@ struct region {
     enum region_kind kind;
     uint8_t *at;
     size_t n_bytes;
-    int device;             /* whose memory it is, unless it is the host's */
-    bool mapped;            /* the host's: devices may be told its address */
-    uint32_t reads, writes; /* bits of the devices that may */
+    int device;             /* owner of device memory; -1 for host memory */
+    bool mapped;            /* host memory whose address devices may ask for */
+    uint32_t reads, writes; /* bits of the devices that may read, write */
     struct allocation *allocation;
-    int fd; /* REGION_MALLOC: stands for the memory on the machine; -1: none is needed */
+    int fd; /* REGION_MALLOC: counts as the memory on the machine; -1: not needed */
 };
 
 struct reservation {
@@ -73,8 +73,8 @@ static CUmemGenericAllocationHandle last_handle;
 /* ---- out of the host's reach ---------------------------------------------------------------------------- */
 
 /*
- * A protection key that only devices' threads hold. A thread starts with the rights of the one that makes it, and what
- * was there before the key was made has none, by the kernel's own default.
+ * A protection key that only the devices' threads can use. A new thread inherits the rights of its creator. Threads
+ * that existed before the key have no rights, by the kernel's default.
  */
 static int device_key = -1;
 static struct sigaction former_action;
@@ -93,7 +93,7 @@ static void on_fault(int signal, siginfo_t *info, void *context)
         abort();
     }
 #endif
-    sigaction(SIGSEGV, &former_action, NULL); /* and the instruction faults again */
+    sigaction(SIGSEGV, &former_action, NULL); /* the instruction faults again, with the former handler */
 }
 
 static void on_fork(void)
@@ -117,7 +117,7 @@ void memory_admit_thread(void)
         pkey_set(device_key, 0);
 }
 
-/* If there is no key, mprotect() alone. */
+/* pkey_mprotect(), or mprotect() if there is no key. */
 static bool protect(void *at, size_t n_bytes, int prot)
 {
     return (device_key >= 0 ? pkey_mprotect(at, n_bytes, prot, device_key) : mprotect(at, n_bytes, prot)) == 0;
@@ -125,7 +125,7 @@ static bool protect(void *at, size_t n_bytes, int prot)
 
 /* ---- poison --------------------------------------------------------------------------------------------- */
 
-/* The pattern belongs to the address, so that overlapping pieces agree. */
+/* The pattern depends on the address, so that overlapping pieces agree. */
 static uint8_t poison_byte(const uint8_t *at)
 {
     return SIM_POISON >> 8 * ((uintptr_t)at & 3);
@@ -267,14 +267,14 @@ static uint8_t *reserve(size_t n_bytes, size_t alignment)
     return (uint8_t *)(((uintptr_t)at + alignment - 1) / alignment * alignment);
 }
 
-/* Unmaps the memory, but keeps the address space, so that it is never used again. */
+/* Unmaps the memory, but keeps the address range reserved, so that it is never reused. */
 static void take_back(void *at, size_t n_bytes)
 {
     if (mmap(at, n_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED)
         sim_die("memory", "munmap: %m");
 }
 
-/* Fills the file through a mapping of its own, which the host may access. */
+/* Fills the file through a separate mapping, which the host may access. */
 static bool fill_file(int fd, size_t n_bytes)
 {
     void *at = mmap(NULL, n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -288,7 +288,10 @@ static bool fill_file(int fd, size_t n_bytes)
 
 /* ---- how much there is ---------------------------------------------------------------------------------- */
 
-/* Memory of a machine's device is files of this name: it is there as long as any process has a descriptor. */
+/*
+ * The name of the memfds that hold the memory of a device of a machine. The memory exists as long as any process has a
+ * descriptor of it.
+ */
 static void print_name(char name[64], int device)
 {
     snprintf(name, 64, "sim-%s-device-%d", sim.machine, device);
@@ -365,7 +368,7 @@ static bool charge(int device, size_t n_bytes)
     return true;
 }
 
-/* Sparse. Return: its descriptor. */
+/* Creates a sparse file. Return: the file's descriptor. */
 static int make_file(int device, size_t n_bytes)
 {
     char name[64];
@@ -397,7 +400,7 @@ cudaError_t cudaMemGetInfo(size_t *n_free, size_t *total)
     return sim_leave(r);
 }
 
-/* Its end lies at the end of a page, and the next page is out of reach. */
+/* Allocates memory that ends at the end of a page. The next page is inaccessible. */
 static cudaError_t allocate(void **memory, size_t size)
 {
     size_t n_bytes = (size + MALLOC_ALIGNMENT - 1) / MALLOC_ALIGNMENT * MALLOC_ALIGNMENT;
@@ -468,7 +471,7 @@ cudaError_t cudaFree(void *devPtr)
 
 /* ---- host memory ---------------------------------------------------------------------------------------- */
 
-/* As the kernel sees it: pinning pages for writing needs pages that may be written. */
+/* Checks access as the kernel does: pinning pages for writing needs writable pages. */
 static bool may_access(const void *memory, size_t n_bytes, bool write)
 {
     uintptr_t at = (uintptr_t)memory, end = at + n_bytes, from, to;
@@ -565,7 +568,7 @@ static CUresult check_prop(const CUmemAllocationProp *prop)
     return is_device(&prop->location) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
 
-/* The driver wants a context of the calling thread, which the runtime makes by itself; nothing works before. */
+/* Driver calls fail unless the calling thread has a context. The runtime creates one by itself. */
 static CUresult need_context(void)
 {
     return device_is_bound() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
@@ -578,7 +581,7 @@ static int enter_driver(const char *entry)
     return r == 0 ? (int)need_context() : r;
 }
 
-/* A failure is not the runtime's last error, as one of cudaHostRegister() is. */
+/* Unlike cudaHostRegister(), a failure does not become the runtime's last error. */
 CUresult cuMemHostRegister(void *p, size_t bytesize, unsigned int Flags)
 {
     int r = enter_driver("cuMemHostRegister");
@@ -639,7 +642,7 @@ static struct allocation *find_allocation(CUmemGenericAllocationHandle handle)
     return NULL;
 }
 
-/* When neither handle nor mapping is left; the descriptors that were made of it are others' affair. */
+/* Frees the allocation if it has neither a handle nor a mapping. Exported descriptors stay valid. */
 static void drop_unused(struct allocation *allocation)
 {
     size_t i = 0;
@@ -720,7 +723,7 @@ CUresult cuMemExportToShareableHandle(void *shareableHandle, CUmemGenericAllocat
     return sim_leave_driver(r);
 }
 
-/* Which device's, by the name that it was made with. Return: -1 if it is no device memory. */
+/* Return: the device whose memory the file is, according to the file's name, or -1 if it is no device memory. */
 static int device_of_file(int fd)
 {
     static const char name[] = "/memfd:sim-", device[] = "-device-";
@@ -736,7 +739,7 @@ static int device_of_file(int fd)
     return number ? atoi(number + sizeof(device) - 1) : -1;
 }
 
-/* The caller keeps its descriptor. */
+/* The caller keeps fd. */
 static CUresult import(CUmemGenericAllocationHandle *handle, int fd)
 {
     int device = device_of_file(fd), own;
@@ -797,7 +800,7 @@ CUresult cuMemAddressReserve(CUdeviceptr *ptr, size_t size, size_t alignment, CU
     int r = enter_driver("cuMemAddressReserve");
     uint8_t *at;
 
-    (void)addr; /* a wish */
+    (void)addr; /* only a hint */
     if (r == 0 && (!ptr || size == 0 || size % GRANULARITY != 0 || (alignment & (alignment - 1)) != 0 || flags != 0))
         r = CUDA_ERROR_INVALID_VALUE;
     if (r == 0) {
@@ -824,7 +827,7 @@ CUresult cuMemAddressFree(CUdeviceptr ptr, size_t size)
     return sim_leave_driver(r);
 }
 
-/* Out of reach until cuMemSetAccess(). */
+/* Maps the allocation. It is inaccessible until cuMemSetAccess(). */
 static CUresult map(void *at, size_t size, size_t offset, struct allocation *allocation)
 {
     if (!allocation || offset != 0 || size != allocation->n_bytes || !reservation_of(at, size) || is_mapped(at, size) ||
@@ -851,7 +854,7 @@ CUresult cuMemMap(CUdeviceptr ptr, size_t size, size_t offset, CUmemGenericAlloc
     return sim_leave_driver(r);
 }
 
-/* Whole mappings only. Return: whether a range is made of them, without a gap. */
+/* Return: whether the range consists of complete mappings without a gap. */
 static bool is_whole(const uint8_t *at, size_t size)
 {
     const struct region *region;

@@ -20,11 +20,11 @@ static _Noreturn void run_child(const char *env, void (*body)(void *arg), void *
 {
     dup2(error_fd, STDERR_FILENO);
     close(error_fd);
-    signal(SIGABRT, SIG_DFL); /* cmocka would take it for its own */
+    signal(SIGABRT, SIG_DFL); /* so that cmocka's handler does not see the child's abort */
     signal(SIGSEGV, SIG_DFL);
     setenv("ZEROD_SIM", env, 1);
     body(arg);
-    exit(0); /* not _exit(): sanitizers look for leaks */
+    exit(0); /* not _exit(), because sanitizers look for leaks at exit */
 }
 
 /* Return: the child's status, as of waitpid(). */
@@ -36,7 +36,7 @@ static int run(const char *env, void (*body)(void *arg), void *arg, char *text, 
     pid_t pid;
 
     assert_int_equal(pipe(fds), 0);
-    fflush(NULL); /* or the child writes what cmocka has not written yet */
+    fflush(NULL); /* the child must not write cmocka's buffered output again */
     pid = fork();
     assert_true(pid >= 0);
     if (pid == 0) {

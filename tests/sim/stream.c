@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Streams, events, copies and kernel launches: what a program puts on a device. */
+/* Streams, events, copies and kernel launches: the calls that put work on a device. */
 
 #include <stdio.h>
 #include <string.h>
@@ -70,7 +70,7 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *pStream, unsigned int flags)
     return sim_leave(cudaSuccess);
 }
 
-/* Work that is on the stream still runs. */
+/* Work that is already on the stream still runs. */
 cudaError_t cudaStreamDestroy(cudaStream_t stream)
 {
     int r = sim_enter("cudaStreamDestroy", NULL);
@@ -115,7 +115,7 @@ static struct CUevent_st *event_check(const char *entry, struct CUevent_st *even
     return event;
 }
 
-/* Handles are kept for the process's life, so that the use of a destroyed one is noticed. */
+/* Keeps a pointer to each handle, because handles are never freed: a use of a destroyed one is then detected. */
 static void keep(void *memory)
 {
     static struct kept {
@@ -144,7 +144,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned int flags)
     return sim_leave(cudaSuccess);
 }
 
-/* A recording still completes, and waits for it still end. */
+/* A pending recording still completes, and pending waits for the event still end. */
 cudaError_t cudaEventDestroy(cudaEvent_t event)
 {
     int r = sim_enter("cudaEventDestroy", NULL);
@@ -173,7 +173,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
     return sim_leave(cudaSuccess);
 }
 
-/* For what was recorded until now; an event that was never recorded is nothing to wait for. */
+/* Waits for the recordings made until now. If the event was never recorded, there is nothing to wait for. */
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int flags)
 {
     struct injected injected;
@@ -300,7 +300,7 @@ void sim_stop(void)
 
 static struct {
     const void *kernel;
-    uint32_t devices; /* bits */
+    uint32_t devices; /* bits of the devices that have loaded the kernel */
 } kernels[SIM_MAX_KERNELS];
 
 int sim_load(const void *kernel)

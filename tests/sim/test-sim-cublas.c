@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The stand-in of cuBLAS, opened as the engine opens it: products, late results, wrong uses, failures on order. */
+/* The stand-in for cuBLAS, opened as the engine opens it: products, late results, wrong uses, ordered failures. */
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -16,7 +16,7 @@
 
 enum { M = 3, N = 4, K = 5, LARGEST = K * N, STATUS_ALLOC_FAILED = 3, STATUS_INVALID_VALUE = 7, STATUS_FAILED = 13 };
 
-/* A handle that is ready, on device 0, and operands with whole numbers. */
+/* A handle on device 0 that is ready for use, and operands with whole numbers. */
 struct setup {
     const struct cublas *cublas;
     struct cublasContext *handle;
@@ -85,7 +85,7 @@ static void products(void *unused)
         const int trans_a = way & 1, trans_b = way >> 1 & 1, beta = way >> 2 & 1;
 
         if (beta == 0)
-            s.c = new_memory(0, LARGEST * sizeof(float)); /* NaNs, which are not read */
+            s.c = new_memory(0, LARGEST * sizeof(float)); /* NaNs, which beta = 0 must not read */
         get(c, s.c, sizeof(c), s.stream);
         CHECK(multiply(&s, trans_a, trans_b, (float)beta) == CUBLAS_STATUS_SUCCESS);
         get(got, s.c, sizeof(got), s.stream);
@@ -246,7 +246,7 @@ static void short_result(void *unused)
     (void)multiply(&s, 0, 0, 0);
 }
 
-/* Something else writes an operand, or the result, while the product is under way. */
+/* Another stream writes an operand or the result while the product runs. */
 static void changed(float *matrix, const struct setup *s)
 {
     cudaStream_t other = new_stream(0);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The stand-in for NCCL keeps what tests/sim/sim.h promises. Ranks are devices of one process, or of several. */
+/* The stand-in for NCCL behaves as tests/sim/sim.h promises. Ranks are devices of one process, or of several. */
 
 #include <ftw.h>
 #include <setjmp.h>
@@ -17,7 +17,7 @@
 #include "core/base/base.h"
 #include "sim-child.h"
 
-enum { MAX_RANKS = 4, N = 257 }; /* elements of each rank */
+enum { MAX_RANKS = 4, N = 257 }; /* N: elements of each rank */
 
 /* The ranks of this process. */
 struct world {
@@ -41,7 +41,7 @@ static ncclResult_t settled(ncclComm_t comm)
     return result;
 }
 
-/* Until it says so; who waits for ever is ended by the test's time limit. */
+/* Waits until the communicator reports an error. Without an error, the test runs into its time limit. */
 static void expect_error(ncclComm_t comm, ncclResult_t expected)
 {
     ncclResult_t result = ncclSuccess;
@@ -109,7 +109,7 @@ static void wait_for_all(const struct world *w)
         CHECK(cudaStreamSynchronize(w->streams[i]) == cudaSuccess);
 }
 
-/* A group call was made: asked until it is issued, then waited for. */
+/* Called after a group call. Asks until the group is issued, then waits for its end. */
 static void finish(struct world *w)
 {
     settle(w);
@@ -135,7 +135,7 @@ static float value(int rank, size_t i)
     return sizes[(rank * 3 + i) % ARRAY_SIZE(sizes)] * (1.0f + i % 97 + rank);
 }
 
-/* The ring that ends at the owner of element i. */
+/* Sums element i along the ring that ends at its owner. */
 static float ring_sum(int n_ranks, size_t i)
 {
     int owner = i / N;
@@ -196,7 +196,7 @@ static ncclResult_t reduce_scatter(const struct world *w, bool in_place)
     return ncclGroupEnd();
 }
 
-/* Gathers the results of a reduce-scatter; unless in_place, that was out of place. */
+/* Gathers the results of a reduce-scatter, which was in place if in_place is set. */
 static ncclResult_t all_gather(const struct world *w, bool in_place)
 {
     CHECK(ncclGroupStart() == ncclSuccess);
@@ -242,7 +242,7 @@ static void test_collectives(void **state)
             child_passes(environments[i], collectives, &n_ranks);
 }
 
-/* With blocking communicators a call is issued when it returns. */
+/* A call on blocking communicators returns when the group is issued. */
 static void blocking(void *arg)
 {
     struct world *w = new_world(2);
@@ -305,12 +305,12 @@ static void test_datatypes(void **state)
         {ncclInt64, 8, UINT64_MAX, 3, 2},
         {ncclUint64, 8, UINT64_MAX, 1, 0},
         {ncclFloat16, 2, 0x3c00, 0x1400, 0x3c01}, /* 1 + 2^-10 */
-        {ncclFloat16, 2, 0x3c00, 0x1000, 0x3c00}, /* 1 + 2^-11: the tie goes to the even one */
+        {ncclFloat16, 2, 0x3c00, 0x1000, 0x3c00}, /* 1 + 2^-11: a tie, rounds to even */
         {ncclFloat32, 4, 0x3f800000, 0x34000000, 0x3f800001},
         {ncclFloat64, 8, UINT64_C(0x3ff0000000000000), UINT64_C(0x3cb0000000000000), UINT64_C(0x3ff0000000000001)},
         {ncclBfloat16, 2, 0x3f80, 0x3c00, 0x3f81}, /* 1 + 2^-7 */
         {ncclBfloat16, 2, 0x3f80, 0x3b80, 0x3f80}, /* 1 + 2^-8: a tie */
-        {ncclBfloat16, 2, 0x7fc1, 0x3f80, 0x7fc1}, /* a NaN stays what it is */
+        {ncclBfloat16, 2, 0x7fc1, 0x3f80, 0x7fc1}, /* a NaN keeps its bits */
     };
 
     (void)state;
@@ -318,7 +318,7 @@ static void test_datatypes(void **state)
         child_passes("", sum_two, &cases[i]);
 }
 
-/* Each sends each a part, in one group, itself too; counts differ. */
+/* Each rank sends a part to each rank, including itself, in one group. The counts differ. */
 static void exchange(struct world *w)
 {
     CHECK(ncclGroupStart() == ncclSuccess);
@@ -347,7 +347,7 @@ static void check_exchange(const struct world *w, int local)
             uint32_t bits;
 
             memcpy(&bits, &got[k], sizeof(bits));
-            CHECK(bits == SIM_POISON); /* nobody has written there */
+            CHECK(bits == SIM_POISON); /* not written */
         }
     }
 }
@@ -373,7 +373,10 @@ static void test_send_and_receive(void **state)
         child_passes("", send_and_receive, &n_ranks);
 }
 
-/* One group after another, without waiting for the streams; the order holds also over two streams of a rank. */
+/*
+ * Issues one group after another without waiting for the streams. Groups run in order, even on different streams of a
+ * rank.
+ */
 static void in_flight(void *arg)
 {
     struct world *w = started_world(2);
@@ -384,7 +387,7 @@ static void in_flight(void *arg)
         put_values(w, i);
     CHECK(reduce_scatter(w, false) == ncclInProgress);
     settle(w);
-    for (int i = 0; i < 2; i++) { /* the gather, which needs the sum, on another stream */
+    for (int i = 0; i < 2; i++) { /* the gather, which needs the sum, runs on another stream */
         cudaStream_t stream = w->streams[i];
 
         w->streams[i] = others[i];
@@ -399,7 +402,9 @@ static void in_flight(void *arg)
     free(w);
 }
 
-/* The stream comes to a group while the next one is in progress, and to the end while the communicator finalizes. */
+/*
+ * The stream reaches a group while the next group is being issued, and the last one while the communicator finalizes.
+ */
 static void queued(void *arg)
 {
     struct world *w = started_world(2);
@@ -407,7 +412,7 @@ static void queued(void *arg)
     (void)arg;
     for (int i = 0; i < 2; i++) {
         put_values(w, i);
-        CHECK(cudaMemsetAsync(w->out[i], 0, 4, w->streams[i]) == cudaSuccess); /* takes long */
+        CHECK(cudaMemsetAsync(w->out[i], 0, 4, w->streams[i]) == cudaSuccess); /* slow */
     }
     for (int k = 0; k < 8; k++) {
         settle(w);
@@ -422,7 +427,7 @@ static void queued(void *arg)
     free(w);
 }
 
-/* A held stream delays the communicator's later groups, and other streams of its group. */
+/* A held stream delays later groups of the communicator, and the other streams of its own group. */
 static void held_up(void *arg)
 {
     const bool same_group = *(bool *)arg;
@@ -468,7 +473,7 @@ static ncclUniqueId new_id(void)
     int fds[2];
     pid_t pid;
 
-    /* In a process of its own: one that has used the stand-ins may not fork. */
+    /* Uses a child process, because a process that has used the stand-ins may not fork. */
     CHECK(pipe(fds) == 0);
     pid = fork();
     if (pid == 0) {
@@ -483,7 +488,7 @@ static ncclUniqueId new_id(void)
     return id;
 }
 
-/* Two processes with two ranks each. Return: the other's number, or 0 in the other. */
+/* Starts two processes with two ranks each. Return: the other process's id, or 0 in that process. */
 static pid_t two_nodes(struct world *w)
 {
     pid_t pid;
@@ -526,7 +531,7 @@ static void test_nodes(void **state)
     child_passes("seed=4,delay-us=3000", nodes, NULL);
 }
 
-/* The other node dies in the middle of a collective. What waits goes on when the communicators are aborted. */
+/* The other node dies during a collective. Pending operations end when the communicators are aborted. */
 static void death(void *arg)
 {
     const bool told = *(bool *)arg;
@@ -537,7 +542,7 @@ static void death(void *arg)
     pid = two_nodes(&w);
     start(&w, 0);
     if (pid == 0) {
-        sleep_ms(60000); /* it is killed before */
+        sleep_ms(60000); /* killed earlier */
         _exit(1);
     }
     for (int i = 0; i < 2; i++)
@@ -559,7 +564,7 @@ static void death(void *arg)
     CHECK(word == poison_at(w.out[0]));
 }
 
-/* A neighbour in this process aborts: its peers are not told. */
+/* A rank of this process aborts. Its peers in the process get no error. */
 static void neighbour_aborts(void *arg)
 {
     struct world *w = started_world(2);
@@ -576,7 +581,7 @@ static void neighbour_aborts(void *arg)
     free(w);
 }
 
-/* One that is destroyed has said so; the others go on without an error. */
+/* A node destroys its communicators, which sends their end, and then dies. The other node gets no error. */
 static void leaves(void *arg)
 {
     struct world w;
@@ -587,18 +592,18 @@ static void leaves(void *arg)
     (void)arg;
     CHECK(pipe(fds) == 0);
     pid = two_nodes(&w);
-    close(fds[pid > 0]); /* if the other ends before it writes, there is nothing to wait for */
+    close(fds[pid > 0]); /* so that read() ends if the other process dies early */
     start(&w, 0);
     reduce_and_gather(&w, false);
     if (pid == 0) {
         for (int i = 0; i < 2; i++)
             CHECK(ncclCommDestroy(w.comms[i]) == ncclSuccess);
         CHECK(write(fds[1], &word, 1) == 1);
-        sleep_ms(60000); /* it is killed before */
+        sleep_ms(60000); /* killed earlier */
         _exit(1);
     }
     CHECK(read(fds[0], &word, 1) == 1);
-    sleep_ms(1000); /* its devices say so, not the call */
+    sleep_ms(1000); /* the devices' threads send the end, after ncclCommDestroy() has returned */
     CHECK(kill(pid, SIGKILL) == 0 && waitpid(pid, NULL, 0) == pid);
     sleep_ms(100);
     settle(&w);
@@ -641,7 +646,7 @@ static void fails_to_start(void *arg)
     free(w);
 }
 
-/* Both ranks' operations wait for ever; an error of one does not reach the other of the same process. */
+/* Both ranks' operations wait forever. An error of one rank does not reach the other one in the same process. */
 static void fails_to_run(void *arg)
 {
     ncclResult_t expected = *(ncclResult_t *)arg;
@@ -675,7 +680,7 @@ static void refused_call(void *arg)
     free(w);
 }
 
-/* Running work fails after a call of the next group was accepted, and before that group ends. */
+/* A running operation fails after a call of the next group was accepted and before that group ends. */
 static void fails_within_a_group(void *arg)
 {
     struct world *w = started_world(1);
@@ -743,7 +748,7 @@ static void refusals(void *arg)
     free(w);
 }
 
-/* Two ranks on one device. */
+/* Puts two ranks on one device. */
 static void duplicate(void *arg)
 {
     struct world *w = new_world(2);
@@ -781,7 +786,7 @@ static void wrong_unready(void *arg)
     (void)arg;
     w->comms[0] = new_comm(w, 0, 0);
     w->streams[0] = new_stream(0);
-    sleep_ms(50); /* ready or not, it was not asked */
+    sleep_ms(50); /* it may be ready, but ncclCommGetAsyncError() was not called */
     (void)gather_one(w, 0, 1);
 }
 
@@ -795,7 +800,7 @@ static void wrong_unasked(void *arg)
     (void)cudaEventRecord(new_event(0, cudaEventDisableTiming), w->streams[0]);
 }
 
-/* Memory that only its own device may use, as an engine maps a piece. */
+/* Allocates memory that only its own device may use, as an engine maps a piece. */
 static void *private_memory(int device)
 {
     enum { GRANULE = 2 << 20 };
@@ -812,7 +817,7 @@ static void *private_memory(int device)
     return (void *)(uintptr_t)at;
 }
 
-/* Fine with an NCCL that writes through buffers of its own. */
+/* Allowed with versions of NCCL that write through their own buffers. */
 static void receives_in_private(void *arg)
 {
     struct world *w = started_world(2);
@@ -862,7 +867,7 @@ static void wrong_count(void *arg)
     CHECK(ncclGroupStart() == ncclSuccess);
     CHECK(gather_one(w, 0, 3) == ncclSuccess && gather_one(w, 1, 4) == ncclSuccess);
     (void)ncclGroupEnd();
-    sleep_ms(10000); /* it ends before */
+    sleep_ms(10000); /* the child dies earlier */
 }
 
 static void wrong_kind(void *arg)
@@ -874,7 +879,7 @@ static void wrong_kind(void *arg)
     CHECK(gather_one(w, 0, 3) == ncclSuccess);
     CHECK(ncclReduceScatter(w->in[1], w->out[1], 3, ncclFloat32, ncclSum, w->comms[1], w->streams[1]) == ncclSuccess);
     (void)ncclGroupEnd();
-    sleep_ms(10000); /* it ends before */
+    sleep_ms(10000); /* the child dies earlier */
 }
 
 static void wrong_message(void *arg)
@@ -886,7 +891,7 @@ static void wrong_message(void *arg)
     CHECK(ncclSend(w->in[0], 3, ncclFloat32, 0, w->comms[0], w->streams[0]) == ncclSuccess);
     CHECK(ncclRecv(w->out[0], 3, ncclBfloat16, 0, w->comms[0], w->streams[0]) == ncclSuccess);
     (void)ncclGroupEnd();
-    sleep_ms(10000); /* it ends before */
+    sleep_ms(10000); /* the child dies earlier */
 }
 
 static void wrong_after_abort(void *arg)
@@ -1068,7 +1073,7 @@ static void test_wrong_uses(void **state)
         child_dies(uses[i].env, uses[i].body, NULL, uses[i].sentence);
 }
 
-/* Makes a directory for the tests, because ranks that end before they are connected leave their sockets. */
+/* Makes a directory for the sockets, because ranks that end before they are connected leave their sockets. */
 static int set_up(void **state)
 {
     static char directory[] = "/tmp/test-sim-XXXXXX";

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The stand-ins for CUDA keep what tests/sim/sim.h promises: late results, wrong uses, failures on order. */
+/* The stand-ins for CUDA behave as tests/sim/sim.h promises: late results, wrong uses, ordered failures. */
 
 #include <fcntl.h>
 #include <semaphore.h>
@@ -57,7 +57,7 @@ static void wait_until_let_go(void *unused)
     CHECK(sem_wait(&held) == 0);
 }
 
-/* The next work on the stream waits for let_go(), and with it its whole device; one stream at a time. */
+/* Puts a kernel on the stream that blocks the whole device until let_go(). Hold one stream at a time. */
 static void hold(cudaStream_t stream)
 {
     CHECK(sem_init(&held, 0, 0) == 0);
@@ -124,7 +124,7 @@ static void test_fresh_memory(void **state)
     child_passes("", fresh_memory, NULL);
 }
 
-/* A target is poison until the operation ends, and then it has all its values. */
+/* The copy's target is complete only when the operation ends, after its delay. */
 static void late(void *arg)
 {
     uint32_t *host = new_host(N * 4), *out = new_host(N * 4);
@@ -144,12 +144,12 @@ static void late(void *arg)
     let_go_ms = now_ms();
     let_go();
     CHECK(cudaStreamSynchronize(stream) == cudaSuccess);
-    CHECK(now_ms() - let_go_ms >= 99); /* the delay */
+    CHECK(now_ms() - let_go_ms >= 99); /* the ordered delay */
     CHECK(cudaStreamQuery(stream) == cudaSuccess);
     CHECK(are_numbers(out, 3));
 }
 
-/* Host memory that is there twice: what is done to the second one races with nothing that a sanitizer knows. */
+/* Maps host memory twice. Writes to the second mapping are no race for a sanitizer. */
 static void *new_host_twice(void **again)
 {
     int fd = memfd_create("twice", MFD_CLOEXEC);
@@ -164,7 +164,7 @@ static void *new_host_twice(void **again)
     return host;
 }
 
-/* A running operation can be seen by the poison in its target. */
+/* Waits until the operation runs: its target is then poison. */
 static void wait_for_poison(const void *again)
 {
     while (!is_poison(again))
@@ -238,7 +238,7 @@ static void kernels(void *arg)
         CHECK(launch_add(stream, memory, 1, &n_freed) == 0);
     get(out, memory, N * 4, stream);
     CHECK(are_numbers(out, 17));
-    while (n_freed < 10) /* which comes after */
+    while (n_freed < 10) /* run after the kernel */
         sleep_ms(1);
 }
 
@@ -250,7 +250,7 @@ static void test_kernels(void **state)
 
 /* ---- events --------------------------------------------------------------------------------------------- */
 
-/* A chain over streams of two devices, each link of which only holds because of its event. */
+/* A chain of operations over streams of two devices. Each link is correct only because of its event. */
 static void chain(void *arg)
 {
     cudaStream_t streams[] = {new_stream(0), new_stream(1), new_stream(1), new_stream(0)};
@@ -278,7 +278,7 @@ static void chain(void *arg)
         CHECK(out[i] == 100);
 }
 
-/* An event stands for its last recording at the time of the call. */
+/* A wait for an event means its last recording before the call. */
 static void recordings(void *arg)
 {
     cudaStream_t first = new_stream(0), second = new_stream(0);
@@ -291,7 +291,7 @@ static void recordings(void *arg)
     CHECK(cudaMemsetAsync(memory, 0, 4, first) == cudaSuccess); /* hangs */
     CHECK(cudaEventRecord(event, first) == cudaSuccess);
     CHECK(cudaEventRecord(other, second) == cudaSuccess);
-    CHECK(cudaEventSynchronize(other) == cudaSuccess); /* it did not wait for the recording after it */
+    CHECK(cudaEventSynchronize(other) == cudaSuccess); /* does not wait for the later recording */
     CHECK(cudaStreamWaitEvent(second, event, 0) == cudaSuccess);
     CHECK(cudaEventRecord(other, second) == cudaSuccess);
     sleep_ms(50);
@@ -312,7 +312,7 @@ static void test_events(void **state)
 
 /* ---- several processes ---------------------------------------------------------------------------------- */
 
-/* Return: 0 in the new process, which has the other end of *fd. */
+/* Forks, with a socket pair between the processes. Return: 0 in the new process. */
 static pid_t part(int *fd)
 {
     int fds[2];
@@ -353,7 +353,7 @@ static int receive_with_fd(int socket, void *bytes, size_t n)
     return fd;
 }
 
-/* The driver's entry points, as an engine gets them. */
+/* The driver's entry points, looked up as an engine does. */
 static struct driver {
     __typeof__(&cuMemGetAllocationGranularity) granularity;
     __typeof__(&cuMemCreate) create;
@@ -436,11 +436,11 @@ static _Noreturn void make_memory(int socket)
     put((uint8_t *)map(handle, 1) + 4096, in, N * 4, new_stream(1));
     CHECK(driver.export(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0) == CUDA_SUCCESS);
     send_with_fd(socket, "", 1, fd);
-    (void)!read(socket, &done, 1); /* killed here */
+    (void)!read(socket, &done, 1); /* this process is killed here */
     _exit(0);
 }
 
-/* The one that has made it is dead when the other opens it. */
+/* A process opens memory after the death of the process that made it. */
 static void memory_outlives(void *arg)
 {
     _cleanup_free_ uint32_t *out = numbers(0);
@@ -467,7 +467,10 @@ static void memory_outlives(void *arg)
     CHECK(driver.free((uintptr_t)memory, GRANULE) == CUDA_SUCCESS);
 }
 
-/* What another process holds is not free here, also after its death, as long as somebody has a descriptor of it. */
+/*
+ * On one machine, memory of another process counts as used. After that process's death it does as long as another
+ * process has a descriptor of it.
+ */
 static void one_machine(void *arg)
 {
     CUmemAllocationProp prop = prop_of(1);
@@ -519,7 +522,7 @@ static unsigned n_open_fds(void)
     return n;
 }
 
-/* Memory is as long as its handle or a mapping is; then nothing is left of it, and its room is free again. */
+/* Memory exists as long as its handle or a mapping exists. Then no descriptor is left, and its bytes are free again. */
 static void memory_goes(void *arg)
 {
     CUmemGenericAllocationHandle handle;
@@ -572,7 +575,7 @@ static uint64_t word_now(const uint64_t *word)
     return __atomic_load_n(word, __ATOMIC_ACQUIRE);
 }
 
-/* Another process reads the old value until all before it on the stream is done. */
+/* Another process reads the old value until all earlier work on the stream is done. */
 static void value_between(void *arg)
 {
     uint64_t *word = shared_word();
@@ -605,7 +608,7 @@ static void value_between(void *arg)
     CHECK(waitpid(pid, NULL, 0) == pid);
 }
 
-/* What its GPU had not done is never done. */
+/* A stream's unfinished writes are never done after its process has died. */
 static void value_of_dead(void *arg)
 {
     uint64_t *word = shared_word();
@@ -781,7 +784,7 @@ static void driver_refusals(void *arg)
     CHECK(cudaMemsetAsync((void *)(uintptr_t)(at + GRANULE - 8), 0, 16, new_stream(0)) == cudaSuccess);
 }
 
-/* Devices that reach each other, or do not; arg: NULL, they do not. */
+/* Access between devices is possible, or not if arg is NULL. */
 static void peers(void *arg)
 {
     const CUmemAccessDesc both[] = {access_of(0, CU_MEM_ACCESS_FLAGS_PROT_READWRITE),
@@ -819,7 +822,7 @@ static void test_refusals(void **state)
 static void copy(void *to, const void *from, size_t n_bytes, enum cudaMemcpyKind kind)
 {
     (void)cudaMemcpyAsync(to, from, n_bytes, kind, new_stream(0));
-    sleep_ms(10000); /* longer than anything takes, where the end is what comes upon it */
+    sleep_ms(10000); /* longer than any operation; an error that is detected at its end comes before */
 }
 
 static void wrong_pageable(void *arg)
@@ -932,7 +935,7 @@ static void wrong_launch(void *arg)
     (void)launch_add(stream, NULL, 0, &n_freed);
 }
 
-/* With an operation under way that does not end. */
+/* Frees memory while an operation that never ends uses it. */
 static void wrong_free(void *arg)
 {
     void *memory = new_memory(0, 4);
@@ -971,7 +974,7 @@ static void wrong_late_use(void *arg)
     (void)cudaMemsetAsync(memory, 0, 4, new_stream(0));
 }
 
-/* By the host, while it is read: the copy has begun, and ends half a second later. */
+/* The host changes memory that a copy reads: the copy has begun, and ends half a second later. */
 static void wrong_change(void *arg)
 {
     void *from_again, *from = new_host_twice(&from_again), *to_again, *to = new_host_twice(&to_again);
@@ -980,10 +983,10 @@ static void wrong_change(void *arg)
     CHECK(cudaMemcpyAsync(to, from, N * 4, cudaMemcpyHostToHost, new_stream(0)) == cudaSuccess);
     wait_for_poison(to_again);
     memset((uint8_t *)from_again + N * 4 - 1, 1, 1);
-    sleep_ms(10000); /* it ends before */
+    sleep_ms(10000); /* the child dies earlier */
 }
 
-/* By a kernel on another stream, while it is written. */
+/* A kernel on another stream writes memory while an operation writes it. */
 static void wrong_second_writer(void *arg)
 {
     cudaStream_t stream = new_stream(0);
@@ -994,7 +997,7 @@ static void wrong_second_writer(void *arg)
     CHECK(cudaMemsetAsync(memory, 0, N * 4, new_stream(0)) == cudaSuccess);
     wait_for_poison(again);
     CHECK(launch_add(stream, memory, 1, &n_freed) == 0);
-    sleep_ms(10000); /* it ends before */
+    sleep_ms(10000); /* the child dies earlier */
 }
 
 static void wrong_value_place(void *arg)
@@ -1038,7 +1041,7 @@ static void blocks_in_synchronize(void *arg)
     (void)cudaStreamSynchronize(new_stream(0));
 }
 
-/* What is allowed at all, and not to a process that says it never blocks. */
+/* These calls are allowed, except to a process that never blocks. */
 static void test_blocking(void **state)
 {
     (void)state;
@@ -1095,7 +1098,7 @@ static void test_wrong_uses(void **state)
         child_dies(uses[i].env, uses[i].body, NULL, uses[i].sentence);
 }
 
-/* Where the processor can keep it away from the host. */
+/* The host cannot access device memory if the processor has protection keys. */
 static void touch(void *arg)
 {
     volatile uint32_t *memory = new_memory(0, 4);
@@ -1158,7 +1161,7 @@ static void test_environment(void **state)
     child_is_killed("cudaGetDeviceCount:kill", count_devices, NULL, SIGKILL);
 }
 
-/* As a kernel does at each turn of a thread. */
+/* Acts as a kernel does at each turn of a thread. */
 static void take_five_turns(void *args)
 {
     for (unsigned i = 0; i < 5; i++)
@@ -1207,7 +1210,7 @@ static void errors_on_order(void *arg)
     CHECK(cuMemRelease(1) == CUDA_ERROR_OPERATING_SYSTEM);
 }
 
-/* From then on every call returns the error, and pending operations are freed. */
+/* After an asynchronous error every call returns that error, and pending operations are freed. */
 static void sticky(void *arg)
 {
     cudaStream_t stream = new_stream(0), other = new_stream(1);

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-What tests/sim/include declares is what CUDA and NCCL declare: a compiler holds each prototype, number and field against
-the real headers, where they are installed.
+The declarations of tests/sim/include are those of CUDA and NCCL. Where the real headers are installed, a compiler
+compares each prototype, number and field with them.
 """
 
 import os
@@ -40,14 +40,14 @@ def without_comments(text):
 
 
 def constants(text):
-    """Names and values of enumerators, and of macros that are numbers."""
+    """Return: names and values of enumerators, and of macros that are numbers."""
     found = re.findall(r"^\s+(\w+) = (0x[0-9a-fA-F]+|\d+),", text, flags=re.M)
     found += re.findall(r"^#define (\w+) (0x[0-9a-fA-F]+|\d+)$", text, flags=re.M)
     return [(name, value) for name, value in found if not VERSIONS.fullmatch(name)]
 
 
 def versioned(text):
-    """Names that are another in the library."""
+    """Return: (name, versioned name in the library) of these functions."""
     return re.findall(r"^#define (cu\w+) (cu\w+)$", text, flags=re.M)
 
 
@@ -56,7 +56,7 @@ def prototypes(text):
 
 
 def structs(text):
-    """The fields of each struct with a typedef, by its name; fields of a struct within it as inner.field."""
+    """Return: the fields of each struct with a typedef, by its name. Fields of a struct inside it are inner.field."""
     result = {}
     for body, name in re.findall(r"^typedef struct(?: \w+)? \{\n(.*?)^\} (\w+);", text, flags=re.M | re.S):
         fields = []
@@ -68,7 +68,7 @@ def structs(text):
 
 
 def facts(header, sizes):
-    """C that compiles only where all of this is so. sizes: whether whole structs have the same size."""
+    """Return: C text that compiles only if all declarations agree. sizes: whether whole structs have the same size."""
     text = without_comments((HERE / "include" / header).read_text())
     lines = [f'_Static_assert({name} == {value}, "{name}");' for name, value in constants(text)]
     lines += prototypes(text)
@@ -84,7 +84,9 @@ def facts(header, sizes):
 
 
 def sim_layout(header, name, fields):
-    """Size, then offsets, as our header has them: a compiler says a number in the name of a type that does not fit."""
+    """
+    Return: size, then offsets, in our header. They are read from a compiler error, which has a number in a type's name.
+    """
     result = []
     for value in [f"sizeof({name})", *(f"offsetof({name}, {f})" for f in fields)]:
         source = f"#include <stddef.h>\n#include <{header}>\nint *layout(char (*at)[{value} + 1]) {{ return at; }}\n"
@@ -123,7 +125,7 @@ def test_cuda(header, n_structs):
 
 def test_nccl():
     check_nothing_missed(without_comments((HERE / "include/nccl.h").read_text()), 2)
-    # A later NCCL has further fields at the end of its configuration.
+    # A later NCCL has additional fields at the end of its configuration.
     check("nccl.h", facts("nccl.h", sizes=False), nccl(), cuda())
 
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The connections of a communicator: each rank binds a socket by its number in the directory of the id, connects to all
- * ranks below it, and is connected to by all above it; both sides say hello. Then its name goes, and with the last one
- * the directory.
+ * The connections of a communicator. Each rank binds a socket, named by its number, in the directory of the id. It
+ * connects to all lower ranks and accepts connections of all higher ranks; both sides send hello. Then the rank removes
+ * its socket's name, and the last rank removes the directory.
  */
 
 #include <poll.h>
@@ -51,7 +51,7 @@ void wire_take(struct peer *peer, struct message *message)
     free(message);
 }
 
-/* To itself without a socket. */
+/* Delivers a message of this rank to itself, without a socket. */
 static void send_home(struct ncclComm *comm, const struct header *header, const void *payload)
 {
     struct peer *self = &comm->peers[comm->rank];
@@ -127,7 +127,7 @@ static void hello(struct ncclComm *comm, int rank)
     wire_send(comm, rank, &header, NULL);
 }
 
-/* A rank that is not there yet is tried again. */
+/* Connects to a lower rank. If that rank has no socket yet, a later call tries again. */
 static void connect_lower(struct ncclComm *comm, int rank)
 {
     struct sockaddr_un address = address_of(comm, rank);
@@ -166,7 +166,7 @@ static void know(struct ncclComm *comm, const struct header *header)
     peer->local = header->pid == sim.pid;
 }
 
-/* Reads who each stranger is. A hello is so short that it comes whole. */
+/* Reads the hello of each stranger. It is so short that it always arrives complete. */
 static void meet_strangers(struct ncclComm *comm)
 {
     for (size_t i = 0; i < comm->n_strangers;) {
@@ -180,7 +180,7 @@ static void meet_strangers(struct ncclComm *comm)
         }
         comm->strangers[i] = comm->strangers[--comm->n_strangers];
         if (n != sizeof(header) || header.kind != MESSAGE_HELLO) {
-            close(fd); /* it has died before it said anything */
+            close(fd); /* the stranger died before its hello */
             continue;
         }
         if (header.rank <= comm->rank || header.rank >= comm->n_ranks || comm->peers[header.rank].fd >= 0)
@@ -201,7 +201,7 @@ static void forget_name(struct ncclComm *comm)
     close(comm->listener);
     comm->listener = -1;
     (void)unlink(address.sun_path);
-    (void)rmdir(comm->id); /* succeeds for the last one */
+    (void)rmdir(comm->id); /* succeeds for the last rank */
 }
 
 bool wire_connect(struct ncclComm *comm, int64_t now, int64_t *wake_ns)
@@ -276,7 +276,7 @@ static void take_in(struct ncclComm *comm, int rank)
     free(message);
 }
 
-/* Return: as recv(). */
+/* Return: the result of recv(). */
 static ssize_t read_some(struct peer *peer)
 {
     ssize_t n;
@@ -347,7 +347,7 @@ bool wire_move(struct ncclComm *comm)
     bool moved = false;
 
     for (int rank = 0; rank < comm->n_ranks; rank++) {
-        /* Writing first: what a dead peer has said is still to be read. */
+        /* Writes first, because a failed write must not hide the last messages of a dead peer. */
         moved |= write_peer(comm, rank);
         moved |= read_peer(comm, rank);
     }

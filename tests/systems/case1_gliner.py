@@ -2,8 +2,8 @@
 """
 Case 1, GLiNER under DDP: "Expected to have finished reduction in the prior iteration", for rank 1 alone.
 
-Variants: backward and forward raise an exception on rank 1 in the middle of one, once, which GLiNER's Trainer
-swallows when it speaks of memory; pooler leaves BERT's pooler trainable, which GLiNER never uses; fixed does neither.
+Variants: backward and forward raise one exception on rank 1 in a backward or forward, which GLiNER's Trainer catches
+because its text is about memory; pooler leaves BERT's unused pooler trainable; fixed does neither.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def make_model(run: Run) -> Any:
     from gliner.config import UniEncoderSpanConfig
     from gliner.model import UniEncoderSpanGLiNER
 
-    # GLiNER takes the last two tokens for its markers, in this order.
+    # GLiNER uses the last two tokens as its markers, in this order.
     tokenizer = byte_tokenizer(extra=["<<ENT>>", "<<SEP>>"], cls_token="[CLS]", sep_token="[SEP]")
     bert = dict(model_type="bert", vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
                 intermediate_size=64, max_position_embeddings=512, hidden_dropout_prob=0.0,
@@ -45,7 +45,7 @@ def samples(rank: int) -> list[dict[str, Any]]:
 
 
 def inject(run: Run, model: Any, trainer: Any) -> None:
-    """One exception on rank 1, at the output of the encoder: going back the head is done then, the encoder is not."""
+    """Raises once on rank 1 at the encoder's output. In a backward the head is then done, the encoder is not."""
 
     def due() -> bool:
         return run.rank == 1 and trainer.state.global_step == STEP_OF_FAULT
@@ -87,7 +87,7 @@ def main() -> None:
     run = Run(("backward", "forward", "pooler", "fixed"), __doc__.splitlines()[1])
     model = make_model(run)
     if run.side == "reference":
-        # The optimizer is never used: this Trainer lends its loss only.
+        # The optimizer is never used: only the loss of this Trainer is needed.
         trainer = make_trainer(run, model, run.torch_optimizer(model))
         run.reference(model, lambda batch: trainer.compute_loss(model, batch))
         return

@@ -31,7 +31,7 @@ class Net(torch.nn.Module):
         hidden = self.bert(input_ids).last_hidden_state[:, 0]
         return {"loss": torch.nn.functional.cross_entropy(self.used(hidden), target)}
 
-    # Under DDP fastNLP calls train_step through forward itself.
+    # Under DDP fastNLP itself calls train_step through forward.
     forward = train_step
 
 
@@ -45,7 +45,7 @@ def make_model(run: Run) -> Net:
 
 
 def loader(run: Run) -> Any:
-    """torch's own loader: fastNLP's passes a prefetch_factor with 0 workers, which torch 2 refuses."""
+    """torch's own loader, because fastNLP's passes a prefetch_factor with 0 workers, which torch 2 refuses."""
     generator = torch.Generator().manual_seed(run.rank)
     data = [{"input_ids": torch.randint(0, 64, (8,), generator=generator),
              "target": torch.randint(0, 4, (), generator=generator)} for _ in range(2 * run.steps)]  # fmt: skip

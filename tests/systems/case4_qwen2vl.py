@@ -33,7 +33,7 @@ def make_model(reentrant: bool) -> Any:
 
 
 def batch(run: Run, step: int) -> dict[str, Any]:
-    """One sample: an image and a video of 4 x 4 patches, so of 4 tokens each, and some text."""
+    """Return: one sample: an image and a video of 4 x 4 patches, so of 4 tokens each, and some text."""
     generator = torch.Generator().manual_seed(1000 * run.rank + step)
     text = torch.randint(0, 256, (8,), generator=generator).tolist()
     ids = torch.tensor([[VISION_START, *[IMAGE] * 4, VISION_END, VISION_START, *[VIDEO] * 4, VISION_END, *text]])

@@ -17,7 +17,7 @@ import torch
 
 from shared import LR, WEIGHT_DECAY, Run, byte_tokenizer, hugging_face_callbacks, observe, torchvision_without_kernels
 
-# swift's template has the numbers of the released vocabulary in its code.
+# swift's template contains token numbers of the released vocabulary.
 IDS = {"<|endoftext|>": 151643, "<|im_start|>": 151644, "<|im_end|>": 151645, "<|vision_start|>": 151652,
        "<|vision_end|>": 151653, "<|vision_pad|>": 151654, "<|image_pad|>": 151655, "<|video_pad|>": 151656}  # fmt: skip
 VOCABULARY = 151936

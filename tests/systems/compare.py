@@ -21,7 +21,7 @@ def relative(x: torch.Tensor, y: torch.Tensor) -> float:
     if not bool(torch.isfinite(y).all()):
         return float("inf")
     scale = torch.maximum(x.abs(), x.square().mean().sqrt())
-    # A tensor of zeros has no scale: there only zeros are right.
+    # A tensor of zeros has no scale. Only zeros are equal to it.
     return float(((x - y).abs() / torch.where(scale > 0, scale, torch.finfo(torch.double).tiny)).max())
 
 

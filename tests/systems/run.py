@@ -42,7 +42,7 @@ RUN, DIFFERENCE = "--- ", "largest difference from the reference, relative: "  #
 
 @dataclass
 class Trial:
-    """One run of a program: on one side, in one variant."""
+    """One run of a program, with one side (shared.py) and one variant."""
 
     program: str
     side: str
@@ -58,7 +58,7 @@ class Trial:
 
 @dataclass
 class Expected:
-    """What a refusal has to say. params: names or, with a star at the end, the prefix of all of them."""
+    """The expected refusal. params: names, or a name's beginning with a star for all names that begin so."""
 
     codes: tuple[int, ...]
     cause_class: str
@@ -95,7 +95,7 @@ class Row:
 
     @property
     def record(self) -> Path:
-        """What zerod said of it, and what the peers did, as it came."""
+        """Return: the file with zerod's and the peers' unchanged texts."""
         return HERE / "texts" / (self.name.replace("'", "-forward").replace("/", "-") + ".txt")
 
     def is_meant(self, pattern: str) -> bool:
@@ -103,7 +103,7 @@ class Row:
 
 
 def trial(environment: str, program: str, **common: Any) -> Any:
-    """A maker of trials of one program."""
+    """Return: a function that makes trials of one program."""
     return lambda side, variant, **more: Trial(program, side, variant, environment, **(common | more))
 
 
@@ -172,14 +172,14 @@ ROWS = [
 
 
 def choose(patterns: list[str]) -> tuple[list[Row], list[str]]:
-    """The rows that are meant, all without a pattern; and the patterns that mean none."""
+    """Return: the rows that the patterns match (all if there are no patterns), and the patterns that match no row."""
     unknown = [p for p in patterns if not any(row.is_meant(p) for row in ROWS)]
     return [row for row in ROWS if not patterns or any(row.is_meant(p) for p in patterns)], unknown
 
 
 @dataclass
 class Outcome:
-    """What came of a trial."""
+    """The results of a trial."""
 
     folder: Path
     ranks: list[dict[str, Any]]
@@ -193,25 +193,25 @@ class Outcome:
 
     @property
     def failures(self) -> list[dict[str, Any]]:
-        """Those of ranks that were the first to suffer come first: not the ones that only heard of it."""
+        """Return: failed ranks. Those that failed first come before those that only got another rank's fault."""
         found = [r for r in self.ranks if r["outcome"] == "failed"]
         return sorted(found, key=lambda r: (is_echo(r), "onnection closed by peer" in r["text"]))
 
 
 def is_echo(failure: dict[str, Any]) -> bool:
-    """Another rank's fault: an abort that names it, or that nobody is left."""
+    """Return: whether the failure is another rank's: an abort that names it, or a lost connection."""
     return failure["type"] == "ConnectionLost" or (
         failure["type"] == "StepAborted" and failure["fault_rank"] != failure["rank"])  # fmt: skip
 
 
 class Bench:
-    """Where trials run: the build, the environments, a temporary folder."""
+    """The build, the environments and a temporary folder, for running trials."""
 
     def __init__(self, build: Path, folder: Path) -> None:
         self.build, self.folder, self.n = build, folder, 0
 
     def missing(self, environment: str) -> str:
-        """Why trials of an environment cannot run, or nothing."""
+        """Return: why trials of an environment cannot run, or ""."""
         interpreter = ENVIRONMENTS / ("e1" if environment == "e1b" else environment) / "bin" / "python"
         if not interpreter.exists() or not (ENVIRONMENTS / environment).exists():
             return f"{environment} is not built: tests/systems/environments {environment}"
@@ -255,7 +255,7 @@ class Bench:
                 "--zerod", str(self.build / "daemon" / "zerod"), "--grace", "20", "--", python]  # fmt: skip
 
     def call(self, command: list[str], t: Trial, timeout: float) -> tuple[str, bool]:
-        """Runs it in a process group of its own, which ends with it. Returns the output and whether it hung."""
+        """Runs it in a new process group, which is ended too. Returns the output and whether it hung."""
         path = self.folder / f"{self.n}.log"
         with path.open("w") as log:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
@@ -270,7 +270,7 @@ class Bench:
         return path.read_text(errors="replace"), hung
 
     def difference(self, t: Trial, outcome: Outcome) -> float | str:
-        """The largest difference of a trial's parameters from the reference's, or why there is none to tell."""
+        """Return: the largest difference of a trial's parameters from the reference's, or why there is none."""
         python = str(ENVIRONMENTS / ("e1" if t.environment == "e1b" else t.environment) / "bin" / "python")
         program = [python, str(HERE / t.program), "--side", "reference", "--variant", t.variant, "--folder",
                    str(outcome.folder), "--steps", str(t.steps), "--optimizer", t.optimizer]  # fmt: skip
@@ -282,7 +282,7 @@ class Bench:
 
 
 def end_group(process: subprocess.Popen[bytes]) -> None:
-    """Ends what is left of a session: torchrun's workers have sessions of their own, and get it from torchrun."""
+    """Ends the rest of a session. torchrun's workers have their own sessions; torchrun passes the signal to them."""
     for number, patience in ((signal.SIGTERM, 40), (signal.SIGKILL, 10)):
         try:
             os.killpg(process.pid, number)
@@ -305,14 +305,14 @@ def first_line(outcome: Outcome) -> str:
 
 
 def matches(names: list[str], wanted: tuple[str, ...]) -> bool:
-    """Every name said is one that was meant; without a star every one meant is said, too."""
+    """Return: whether all names are wanted. Without a star in `wanted`, all wanted names must be there too."""
     prefixes = tuple(w[:-1] for w in wanted if w.endswith("*"))
     exact = {w for w in wanted if not w.endswith("*")}
     return all(n in exact or n.startswith(prefixes) for n in names) if prefixes else set(names) == exact
 
 
 def judge_fault(outcome: Outcome, e: Expected) -> tuple[str, str]:
-    """(verdict, why) of a run that had to be refused."""
+    """Return: (verdict, why) for a run that must be refused."""
     if outcome.trained:
         return "silent", "trained as if nothing had been wrong"
     faults = [r for r in outcome.failures if "fault_code" in r and not is_echo(r)]
@@ -341,7 +341,7 @@ def expected(row: Row) -> str:
 
 
 def judge(bench: Bench, row: Row, peers: bool) -> dict[str, Any]:
-    """Runs a row. The result has what scripts/faults prints: name, expected, said, verdict."""
+    """Runs a row. The result has the fields that scripts/faults prints: name, expected, said, verdict."""
     result: dict[str, Any] = {"name": row.name, "what": row.what, "expected": expected(row), "said": "",
                               "verdict": "right", "why": "", "substitute": row.substitute, "peers": []}  # fmt: skip
     for environment in sorted({t.environment for t in row.trials}):
@@ -388,7 +388,7 @@ def peer_of(bench: Bench, t: Trial) -> dict[str, Any]:
 
 
 def judge_deepspeed(result: dict[str, Any]) -> None:
-    """Row 5c holds when DeepSpeed's own repaired runs are right: then what its faulty ones do is on record."""
+    """Row 5c is right if DeepSpeed's own repaired runs are right. Then its faulty runs are recorded."""
     repaired = [p for p in result["peers"] if p["variant"] == "nonreentrant"]
     wrong = [p for p in repaired if not isinstance(p.get("difference"), float) or p["difference"] > TOLERANCE]
     result["said"] = "; ".join(
@@ -401,7 +401,7 @@ def judge_deepspeed(result: dict[str, Any]) -> None:
 
 
 def masked(text: str) -> str:
-    """A text without what differs from run to run."""
+    """Return: the text without parts that differ from run to run."""
     text = re.sub(r"(/[\w.+-]+)+/(site-packages|tests/systems|third_party)/", r".../\2/", text)
     text = re.sub(r"\[[\d.:a-f]+\]:\d+", "[address]", text)
     text = re.sub(r" This is typically caused by a remote worker crashing\..*", "", text)  # gloo's advice
@@ -409,7 +409,7 @@ def masked(text: str) -> str:
 
 
 def versions(environment: str) -> str:
-    """The pins of what matters in an environment."""
+    """Return: the pinned versions of the important packages of an environment."""
     matter = ("torch", "transformers", "accelerate", "peft", "gliner", "FlagEmbedding", "FastNLP", "ms_swift",
               "deepspeed")  # fmt: skip
     pins = (HERE / f"{environment[:2]}.txt").read_text().splitlines()
@@ -420,7 +420,7 @@ def versions(environment: str) -> str:
 
 
 def recorded(row: Row) -> list[str]:
-    """What texts/ has of the peers of a row: how each was run and the first line of what it said."""
+    """Return: from texts/, how each peer of a row was run, and the first line of its text."""
     files = [row.record, *(other.record for other in ROWS if other.name in row.beside)]
     said: list[str] = []
     for line in (line for path in files if path.exists() for line in path.read_text().splitlines()):
@@ -434,7 +434,7 @@ def recorded(row: Row) -> list[str]:
 
 
 def record(row: Row, result: dict[str, Any]) -> None:
-    """Writes texts/ROW.txt: what zerod said, and what the reporter's system did, every rank's text as it came."""
+    """Writes texts/ROW.txt: zerod's text, and the unchanged texts of all ranks of the reporter's system."""
     lines = [f"{row.name}: {row.what}", versions(row.trials[0].environment), ""]
     if row.fault and result.get("text"):
         lines += [f"{RUN}zerod, variant {row.fault.variant}:", masked(result["text"]), ""]

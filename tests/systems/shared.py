@@ -37,7 +37,7 @@ TORCHRUN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"
 
 
 class Run:
-    """One process of one run: its arguments, and where its results go."""
+    """One process of one run: its arguments, and the place of its results."""
 
     def __init__(self, variants: Iterable[str], description: str) -> None:
         parser = argparse.ArgumentParser(description=description)
@@ -62,8 +62,8 @@ class Run:
         torch.manual_seed(0)
         self.batches: list[Any] = []
         self.losses: list[float] = []
-        self.trained: torch.nn.Module | None = None  # where the package wraps the model while it runs, as with LoRA
-        self.gathered: dict[str, Any] | None = None  # where the parameters are not in the model at the end
+        self.trained: torch.nn.Module | None = None  # the module that the package wraps during the run, as with LoRA
+        self.gathered: dict[str, Any] | None = None  # for parameters that are not in the model at the end
 
     side: str
     variant: str
@@ -76,7 +76,7 @@ class Run:
     bucket: float
 
     def recorded(self, collate: Callable[..., Any]) -> Callable[..., Any]:
-        """collate, which also keeps what it returns: the reference trains on exactly these batches."""
+        """Return: collate, which also stores its results: the reference trains on exactly these batches."""
 
         def keep(*args: Any, **kwargs: Any) -> Any:
             batch = collate(*args, **kwargs)
@@ -86,7 +86,7 @@ class Run:
         return keep
 
     def attach(self, model: torch.nn.Module) -> torch.optim.Optimizer:
-        """zerod.Optimizer; the daemon's configuration has the hyperparameters of torch_optimizer()."""
+        """Return: zerod.Optimizer. The daemon's configuration has the hyperparameters of torch_optimizer()."""
         import zerod
 
         self.attached = zerod.Optimizer(model, rank=self.rank, on_duplicate=self.on_duplicate, timeout=120.0)
@@ -102,7 +102,7 @@ class Run:
         return self.attach(model) if self.side == "zerod" else self.torch_optimizer(model)
 
     def train(self, body: Callable[[], None], model: torch.nn.Module) -> None:
-        """Runs body, and writes down what came of it: also of a fault, of which the process then dies."""
+        """Runs body and writes the outcome to a file, also a fault, which then ends the process."""
         outcome: dict[str, Any] = {"outcome": "trained"}
         try:
             body()
@@ -115,7 +115,7 @@ class Run:
         raise SystemExit(0 if outcome["outcome"] == "trained" else 3)
 
     def release(self, why: str) -> None:
-        """A rank that gives up says so: the others get the fault, too, and need not wait for a deadline."""
+        """A rank that fails aborts the step: the other ranks get the fault and need not wait for a deadline."""
         attached = getattr(self, "attached", None)
         try:
             if attached is not None:
@@ -127,7 +127,7 @@ class Run:
         attached = getattr(self, "attached", None)
         model = self.trained or model
         outcome |= {"rank": self.rank, "losses": self.losses}
-        # Before close(): what is saved are the published weights themselves. In stage 3 they are gathered for it.
+        # Before close(), because the published weights themselves are saved. In stage 3 they are gathered first.
         if self.gathered is not None:
             params = self.gathered
         elif attached is not None and attached.stage == 3:
@@ -185,7 +185,7 @@ class Run:
 
 
 def copy_of(value: Any) -> Any:
-    """A deep copy without gradients, of what batches and lists of parameters are made of."""
+    """Return: a deep copy, without gradients, of batches and lists of parameters."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if isinstance(value, dict) or hasattr(value, "items"):
@@ -196,7 +196,7 @@ def copy_of(value: Any) -> Any:
 
 
 def described(error: BaseException) -> dict[str, Any]:
-    """What is compared of an exception; of zerod's also the structured part."""
+    """Return: the parts of an exception that are compared, for zerod's also the structured fields."""
     result: dict[str, Any] = {"type": type(error).__name__, "text": getattr(error, "text", str(error))}
     if hasattr(error, "cause_class"):
         for name in ("code", "cause_class", "params", "n_params", "rank", "step", "micro_batch", "fields"):
@@ -207,7 +207,7 @@ def described(error: BaseException) -> dict[str, Any]:
 
 
 def byte_tokenizer(extra: Iterable[str] = (), ids: dict[str, int] | None = None, **special: str) -> Any:
-    """A tokenizer in memory, one token for each byte; extra tokens are added in order, ids are fixed ones."""
+    """Return: a tokenizer with a token for each byte; extra tokens are added in order, ids are fixed numbers."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -234,9 +234,9 @@ def torchvision_without_kernels() -> None:
     for name in ("nms", "qnms"):
         try:
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        except RuntimeError:  # defined already: this is a build that fits
+        except RuntimeError:  # already defined, so this build fits
             return
-    torch.torchvision_schemas = library  # torch forgets the schemas with the object
+    torch.torchvision_schemas = library  # torch removes the schemas with the object
 
 
 def hugging_face_callbacks(run: Run) -> list[Any]:

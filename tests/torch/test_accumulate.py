@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-`on_duplicate: accumulate` where peers can only refuse: a tower that runs twice in a forward under reentrant
-checkpoints, as MiniCPM-V's does with more than 16 slices. Each of its gradients comes in two pushes; with
-use_reentrant=False it comes in one.
+`on_duplicate: accumulate`, for a model that other systems refuse: a tower that runs twice in a forward under reentrant
+checkpoints, like MiniCPM-V's with more than 16 slices. Each of its gradients is pushed twice, with use_reentrant=False
+once.
 """
 
 import pytest
@@ -55,7 +55,7 @@ def job(world_size, stage, on_duplicate):
 
 @pytest.mark.parametrize("world_size", [2, *full(1, 4)])
 def test_two_pushes_are_their_sum(zerod, run, world_size):
-    """With one rank the order of two terms does not matter, so the bits are the same; with more it is another order."""
+    """Two pushes are summed. With one rank the bits are equal, because two terms have no order."""
     wanted = run(zerod(job(world_size, 2, "reject")), trained, reentrant=False)[0]
     results = [weights for stage in (1, 2, 3)
                for weights in run(zerod(job(world_size, stage, "accumulate")), trained, reentrant=True)]
@@ -71,7 +71,9 @@ def test_two_pushes_are_their_sum(zerod, run, world_size):
 
 
 def tokens(numbers):
-    """A rank's steps, each with so many micro-batches. The loss is a sum, divided by the tokens of all ranks."""
+    """
+    Runs a rank's steps, with these numbers of micro-batches. The loss is a sum divided by the tokens of all ranks.
+    """
     import zerod
 
     torch.manual_seed(5)
@@ -87,7 +89,7 @@ def tokens(numbers):
 
 
 def test_numbers_of_micro_batches_are_a_fact(zerod, run):
-    """What the program weighs its batches with is its own affair: one line of the log, no diagnostic. Configured, they are refused."""
+    """Different numbers of micro-batches cause one line of the log. If the number is configured, they are refused."""
     daemon = zerod(job(3, 2, "reject"))
     run(daemon, tokens, numbers=[(1, 1, 1), (1, 2, 1), (2, 1, 3)])
     assert daemon.json("diagnostics") == []

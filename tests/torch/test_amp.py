@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""16-bit parameters and GradScaler against torch's own optimizer on fp32 master weights."""
+"""16-bit parameters and GradScaler, compared with torch's optimizer on fp32 master weights."""
 
 import pytest
 import torch
@@ -22,7 +22,9 @@ def batch(step, rank):
 
 
 def train(dtype, init_scale):
-    """A rank: returns scaled gradients as they were pushed, scales, verdicts, masters, weights."""
+    """
+    Trains one rank. Return: the pushed scaled gradients, scales, whether steps were applied, master weights, weights.
+    """
     import zerod
 
     model = make_model(dtype)
@@ -51,7 +53,9 @@ def train(dtype, init_scale):
 
 
 def feed(dtype, records, scales):
-    """fp32 masters under torch's AdamW and GradScaler's rule, on the sum of what two ranks recorded."""
+    """
+    Trains fp32 master weights with torch's AdamW and GradScaler's rule, on the sum of two ranks' recorded gradients.
+    """
     params = [nn.Parameter(p.detach().float()) for p in make_model(dtype).parameters()]
     opt, applied, expected_scales = torch.optim.AdamW(params, **ADAM), [], []
     scale, good = scales[0], 0
@@ -89,7 +93,7 @@ def test_scaled_training_equals_torch(zerod, run, dtype, init_scale):
 
 
 def scaled(n_steps, overflow_at=None):
-    """A rank whose loss carries opt.loss_scale: scales before each step, and the weights at the end."""
+    """A rank that multiplies by opt.loss_scale. Return: the scale before each step, and the final weights."""
     import zerod
 
     model = make_model(torch.float16)
@@ -113,7 +117,9 @@ FP16 = {"fp16": {"enabled": True, "loss_scale": 0, "initial_scale_power": 8, "lo
 
 
 def test_loss_scale_is_known_before_the_first_step(zerod, run):
-    """Also by a program that is started again: it ends with the bits of one that was not."""
+    """
+    The loss scale is known before the first step, also after a restart: the bits are those of an uninterrupted run.
+    """
     whole = run(zerod(FP16), scaled, n_steps=8, overflow_at=2)
     daemon = zerod(FP16)
     first = run(daemon, scaled, n_steps=4, overflow_at=2)
@@ -126,10 +132,12 @@ def test_loss_scale_is_known_before_the_first_step(zerod, run):
 
 
 def test_loss_scale_doubles_as_in_deepspeed(zerod, run):
-    """docs/configuration.md: with a window of 3 the fourth step without overflow doubles it, then every third."""
+    """
+    docs/configuration.md: with a window of 3, the fourth step without overflow doubles the scale, then every third one.
+    """
     fp16 = {"fp16": FP16["fp16"] | {"loss_scale_window": 3}}
     expected, scale = [], 256.0
-    iteration, last_overflow = 0, -1  # deepspeed/runtime/fp16/loss_scaler.py of 0.19.8, its variables
+    iteration, last_overflow = 0, -1  # deepspeed/runtime/fp16/loss_scaler.py of 0.19.8, with its variable names
     for step in range(16):
         expected.append(scale)
         stable = iteration - last_overflow - 1
@@ -143,11 +151,11 @@ def test_loss_scale_doubles_as_in_deepspeed(zerod, run):
         assert [i for i in range(1, 16) if scales[i] > scales[i - 1]] == [4, 10, 13]
 
 
-# ---- who multiplies the loss ------------------------------------------------------------------------------
+# ---- multiplication of the loss ---------------------------------------------------------------------------
 
 
 def said_of(way):
-    """A rank: the text of a first step, and whether a second one is taken when the program then reads the scale."""
+    """Runs one rank. Return: the first step's text, and whether a second step succeeds after a read of the scale."""
     import zerod
 
     model = make_model(torch.float32)
@@ -169,7 +177,7 @@ def said_of(way):
 
 
 def test_somebody_multiplies_the_loss_once(zerod, run):
-    """Without the scale the gradients would be divided by 256; the norm says that exactly one has multiplied."""
+    """Without a multiplication gradients would be divided by 256. The norm shows that there was exactly one."""
     (unscaled, norm), _ = run(zerod(), said_of, way="nobody")
     assert not unscaled
     for way in ("program", "scaler"):
@@ -187,7 +195,7 @@ def test_somebody_multiplies_the_loss_once(zerod, run):
 
 
 def ends_a_micro_batch():
-    """Rank 1, which is gone before the step."""
+    """Rank 1, which dies before the step."""
     import os
 
     import zerod
@@ -201,7 +209,7 @@ def ends_a_micro_batch():
 
 
 def asks_for_the_step():
-    """Its successor has nothing left to multiply in that step."""
+    """Rank 1's successor, which has no loss to multiply in that step."""
     import zerod
 
     model = make_model(torch.float32)
@@ -223,7 +231,7 @@ def test_a_successor_without_gradients_of_its_own(zerod, start):
 
 
 def forgets(guilty, n_steps=3):
-    """All ranks read the scale, and the guilty one does not use it. The first step overflows."""
+    """All ranks read the scale, but the guilty rank does not use it. The first step overflows."""
     import zerod
 
     model = make_model(torch.float32)
@@ -239,7 +247,9 @@ def forgets(guilty, n_steps=3):
 
 @pytest.mark.parametrize("guilty", [[1], *full([0], [0, 2])])
 def test_ranks_that_forget_the_scale_are_named(zerod, run, guilty):
-    """At the first step that can be compared: the one before overflowed."""
+    """
+    Ranks that forget the scale are named at the first step that can be compared, because the one before overflowed.
+    """
     daemon = zerod(FP16 | {"world": {"size": 3}, "diagnostics": {"on_nonfinite": "skip"}})
     run(daemon, forgets, guilty=guilty)
     found = [d for d in daemon.json("diagnostics") if d["code"] == "E1203"]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-What bad input gets: the exception and its whole text against tests/torch/texts (ZEROD_UPDATE_GOLDEN=1 writes them), what
-the other rank is told, and that training goes on where it can. Every wait is bounded: ranks.py and the processes here
-give up with a failure.
+Bad input: the exception with its whole text, compared with tests/torch/texts (ZEROD_UPDATE_GOLDEN=1 writes them); the
+other rank's error; and that training continues where it can. Every wait has a limit, in ranks.py and in the processes
+here.
 """
 
 import copy
@@ -26,11 +26,11 @@ from torch.distributed.algorithms.join import Join
 TEXTS = Path(__file__).with_name("texts")
 EXITS = Path(__file__).with_name("programs") / "exits.py"
 ONE = {"world": {"size": 1}}
-LONG = 180  # seconds: a program with torch takes its time to start on a busy machine
+LONG = 180  # seconds; a program with torch starts slowly on a busy machine
 
 
 def caught(call, *args, **kwargs):
-    """Class and text of what a call raises, with its notes."""
+    """Return: class and text of the exception that a call raises, with its notes."""
     try:
         call(*args, **kwargs)
     except BaseException as e:
@@ -39,12 +39,12 @@ def caught(call, *args, **kwargs):
 
 
 def same(name, text):
-    """Compares with the text of that name, without what is another one in each run."""
+    """Compares the text with the file of that name, without parts that differ in each run."""
     text = re.sub(r"/\S*/(nobody|zerod|plain)\.sock", r"/run/\1.sock", text)
     text = re.sub(r"test_bad_input\.py:\d+", "test_bad_input.py:LINE", text)
     text = re.sub(r"pid \d+|kill \d+", lambda m: m[0].split()[0] + " PID", text)
     text = re.sub(r"attached [0-9.]+ s ago", "attached T ago", text)
-    text = re.sub(r"\n  bytes .*", "", text)  # only where the first push had not been added up yet
+    text = re.sub(r"\n  bytes .*", "", text)  # depends on whether the first push was already summed
     text = re.sub(r"\d+ ms ago", "T ago", text).rstrip() + "\n"
     path = TEXTS / f"{name}.txt"
     if os.environ.get("ZEROD_UPDATE_GOLDEN"):
@@ -68,7 +68,7 @@ def batch(seed=0):
 
 
 def train(model, opt, n_steps=1):
-    """Steps that have to work. Return: how many were committed."""
+    """Does steps that must succeed. Return: how many were committed."""
     before = opt.epoch
     for _ in range(n_steps):
         model(batch()).pow(2).mean().backward()
@@ -77,11 +77,11 @@ def train(model, opt, n_steps=1):
     return opt.epoch - before
 
 
-# ---- what cannot be attached ----------------------------------------------------------------------------
+# ---- models that cannot be attached ----------------------------------------------------------------------
 
 
 def wrong_places(zerod, folder):
-    """Daemon, socket, rank, number of ranks."""
+    """Wrong daemons, sockets, ranks and numbers of ranks."""
     model, said = make_model(), {}
     (folder / "plain.sock").write_text("")
 
@@ -117,7 +117,7 @@ def wrapped_models(zerod):
 
 
 def over_one_memory(name):
-    """A model with two parameters, or a parameter and a buffer, that were tied by their memory."""
+    """Return: a model with two parameters, or a parameter and a buffer, that share memory."""
     model = nn.ModuleDict({"a": make_model(), "b": make_model()})
     if name == "shared-memory":
         model["b"][0].weight.data = model["a"][0].weight.data
@@ -174,7 +174,7 @@ def wrong_parameters(zerod):
 
 
 def cannot_attach(folder):
-    """After each refusal the rank is free again: at the end it trains."""
+    """After each refusal the rank is free again, and at the end it trains."""
     import zerod
 
     said = wrong_places(zerod, folder) | wrapped_models(zerod) | wrong_parameters(zerod)
@@ -194,7 +194,7 @@ def test_what_cannot_be_attached(zerod, start, tmp_path):
 
 
 def shared_without_harm():
-    """Blocks of columns of one tensor, frozen parameters over one memory, and one parameter under two names."""
+    """Shared memory that does no harm: column blocks of one tensor, frozen parameters, one parameter with two names."""
     import zerod
 
     packed, model = torch.randn(6, 20, generator=torch.Generator().manual_seed(1)), make_model()
@@ -216,7 +216,9 @@ def test_memory_that_may_be_shared(zerod, start):
 
 
 def nobody(folder):
-    """Becomes a user whom the daemon does not know. Folders above the socket's are not his to pass, so he starts in it."""
+    """
+    Becomes a user who may not connect. That user may not enter the folders above the socket's, so it starts inside.
+    """
     import zerod
 
     os.chdir(folder)
@@ -245,7 +247,7 @@ def test_old_torch():
     same("torch-version", done.stderr.splitlines()[-1])
 
 
-# ---- misuse of what is attached --------------------------------------------------------------------------
+# ---- misuse of an attached model -------------------------------------------------------------------------
 
 
 def copies(zerod, model, opt, said):
@@ -267,7 +269,7 @@ def copies(zerod, model, opt, said):
 
 
 def additions(model, opt, said):
-    """Parameters that come after the job was formed."""
+    """Parameters that are added after the job was formed."""
     said["group-added"] = caught(opt.add_param_group, {"params": [nn.Parameter(torch.zeros(2))]})
     model[0].register_parameter("scale", nn.Parameter(torch.ones(1)))
     model[0].register_parameter("frozen", nn.Parameter(torch.ones(1), requires_grad=False))
@@ -287,7 +289,7 @@ def additions(model, opt, said):
 
 
 def orders(model, opt, said):
-    """step() and backward() in other orders than usual."""
+    """step() and backward() in unusual orders."""
     said["step-without-backward"] = caught(opt.step)
     opt.abort_step()
     model(batch()).pow(2).mean().backward()
@@ -329,7 +331,10 @@ def fail(*_):
 
 
 def exceptions(model, opt, said):
-    """The caller's own exception arrives as it is; the step says what it has left behind. So does a request too early."""
+    """
+    The caller gets its own exception unchanged. The step then reports the incomplete backward. A step that is asked for
+    too early is an error too.
+    """
     import zerod
 
     handle = model[2].register_forward_hook(fail)
@@ -356,7 +361,7 @@ def exceptions(model, opt, said):
 
 
 class Waits(torch.autograd.Function):
-    """Its backward says that it is there, and waits."""
+    """An autograd function whose backward signals that it was reached, and waits."""
 
     reached, go_on = threading.Event(), threading.Event()
 
@@ -372,7 +377,7 @@ class Waits(torch.autograd.Function):
 
 
 def beside_a_backward(model, call):
-    """Makes the call while another thread is half way in its backward. Return: what the call raised, and the backward."""
+    """Makes the call in the middle of another thread's backward. Return: both exceptions."""
     loss, raised = model[2](Waits.apply(model[:2](batch()))).pow(2).mean(), []
     Waits.reached.clear(), Waits.go_on.clear()
     thread = threading.Thread(target=lambda: raised.append(caught(loss.backward)))
@@ -385,7 +390,7 @@ def beside_a_backward(model, call):
 
 
 def threads(model, opt, said):
-    """No step is made of half a backward, and none of two backwards that ran at once."""
+    """No step uses half of a backward, or two backwards that ran at the same time."""
     said["step-beside-a-backward"], backward = beside_a_backward(model, opt.step)
     assert backward == "nothing was raised"
     opt.step()
@@ -398,7 +403,7 @@ def threads(model, opt, said):
 
 
 def types(model, opt, said):
-    """Gradients of another type than was declared."""
+    """Gradients with another dtype than the declared one."""
     model[0].weight.grad_dtype = torch.bfloat16
     said["grad-dtype-changed"] = caught(lambda: model(batch()).pow(2).mean().backward())
     model[0].weight.grad = None
@@ -412,7 +417,7 @@ def storage(zerod, model, opt, said):
     train(model, opt)
     model.load_state_dict(make_model().state_dict())
     assert torch.equal(model[0].weight, make_model()[0].weight)
-    model.to(memory_format=torch.channels_last)  # changes nothing of matrices
+    model.to(memory_format=torch.channels_last)  # changes nothing for matrices
     train(model, opt)
     from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
@@ -429,7 +434,7 @@ def storage(zerod, model, opt, said):
 
 
 class SparseWeight(nn.Module):
-    """Its gradient is sparse, and no module says so."""
+    """A module with a sparse gradient that it does not declare."""
 
     def __init__(self):
         super().__init__()
@@ -440,7 +445,7 @@ class SparseWeight(nn.Module):
 
 
 def sparse_gradient():
-    """One text for both, again until it is cleared, and then the step can do without them."""
+    """Both calls raise the same text, until it is cleared. Then the step succeeds without the sparse gradients."""
     import zerod
 
     model = nn.ModuleList([SparseWeight(), SparseWeight(), make_model()])
@@ -466,7 +471,7 @@ def test_sparse_gradient(zerod, start):
 
 
 def misuse():
-    """Steps in between show that everything goes on."""
+    """Steps between the misuses show that training continues."""
     import zerod
 
     said, model = {}, make_model()
@@ -486,7 +491,7 @@ def test_misuse(zerod, start):
 
 
 def in_no_group():
-    """Every other parameter trains, and what was left out keeps its value and says why."""
+    """Every other parameter is trained. The parameters left out keep their values, and a text says why."""
     import zerod
 
     model = make_model()
@@ -498,7 +503,7 @@ def in_no_group():
     opt.clear_fault()
     opt.step()
     assert [torch.equal(b, p) for b, p in zip(before, model.parameters(), strict=True)] == [True] * 2 + [False] * 2
-    model[0].requires_grad_(False)  # the text's own advice
+    model[0].requires_grad_(False)  # as the text advises
     assert train(model, opt, 2) == 2
     model[0].requires_grad_(True)
     model[0].weight.grad = torch.ones_like(model[0].weight)
@@ -532,9 +537,9 @@ class Oddities(nn.Module):
 
     def __init__(self, rank):
         super().__init__()
-        torch.manual_seed(50 + rank)  # only rank 0's count
+        torch.manual_seed(50 + rank)  # only rank 0's values count
         self.conv = nn.Conv2d(3, 4, 3, padding=1).to(memory_format=torch.channels_last)
-        self.norm = nn.BatchNorm2d(4)  # its counter is an int64
+        self.norm = nn.BatchNorm2d(4)  # BatchNorm's counter is an int64
         self.scale = nn.Parameter(torch.tensor(1.5 + rank))
         self.nothing = nn.Parameter(torch.zeros(0, 7))
         self.up, self.down = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
@@ -567,7 +572,7 @@ def odd_shapes(stage):
             m(x).pow(2).mean().backward()
             o.step()
             o.zero_grad()
-        model.to(memory_format=torch.channels_last)  # what it is already
+        model.to(memory_format=torch.channels_last)  # it has this format already
     with zerod.gathered(model):
         assert model.conv.weight.is_contiguous(memory_format=torch.channels_last)
         for (name, a), b in zip(model.named_parameters(), reference.parameters(), strict=True):
@@ -583,18 +588,18 @@ def test_odd_shapes(zerod, run, stage):
     all_same(run(daemon, odd_shapes, stage=stage)[0])
 
 
-# ---- what the other rank notices -------------------------------------------------------------------------
+# ---- effects on the other rank ---------------------------------------------------------------------------
 
 
 def guilty():
-    """Rank 1: throws a step away in several ways."""
+    """Rank 1: drops a step in several ways."""
     import zerod
 
     model, said = make_model(), {}
     opt = zerod.Optimizer(model)
     model(batch()).pow(2).mean().backward()
     model(batch(1)).pow(2).mean().backward()
-    opt.zero_grad()  # the first micro-batch is in the sums: an abort for all
+    opt.zero_grad()  # the first micro-batch is summed already, so all ranks abort
     train(model, opt)
     model(batch()).pow(2).mean().backward()
     said["asked-for-abort"] = caught(opt.abort_step, "the batch was bad")
@@ -602,19 +607,19 @@ def guilty():
     handle = model[0].weight.register_hook(fail)
     said["hook-of-two"] = caught(lambda: model(batch()).pow(2).mean().backward())
     handle.remove()
-    train(model, opt)  # the micro-batch is redone, and nobody else notices
+    train(model, opt)  # repeats the micro-batch; the other rank is not affected
     opt.close()
     return said
 
 
 def innocent():
-    """Rank 0: begins again what was aborted."""
+    """Rank 0: repeats aborted steps."""
     import zerod
 
     model, said = make_model(), {}
     opt = zerod.Optimizer(model)
 
-    def one_step(n_micro):  # the abort is told wherever this rank next asks
+    def one_step(n_micro):  # the next call reports the abort
         for i in range(n_micro):
             model(batch(i)).pow(2).mean().backward()
         opt.step()
@@ -633,7 +638,7 @@ def test_the_other_rank_is_told(zerod, start):
     ranks = [start(daemon, innocent, 0), start(daemon, guilty, 1)]
     said, n_steps = ranks[0].result()
     assert n_steps == 3
-    told = said.pop("told-of-exception")  # only if some of what was given up was in the sums already
+    told = said.pop("told-of-exception")  # only if a part of the abandoned backward was summed already
     assert told == "nothing was raised" or ("rank 1" in told and "out of luck" in told), told
     all_same(said | ranks[1].result())
 
@@ -642,7 +647,7 @@ def test_the_other_rank_is_told(zerod, start):
 
 
 def go_on(until):
-    """Another rank, up to step `until`; what its next step says."""
+    """Another rank, which trains up to step `until`. Return: the text of its next step."""
     import zerod
 
     model = make_model()
@@ -657,7 +662,7 @@ def go_on(until):
 
 
 def ends(daemon, build, rank, how, world_size=2):
-    """Starts exits.py as a program of its own."""
+    """Starts exits.py as a separate program."""
     root = TEXTS.parents[2]
     env = {"PYTHONPATH": root / "client/python", "ZEROD_LIBRARY": build.path("client/libzerod.so"), "OMP_NUM_THREADS": 1,
            "WORLD_SIZE": world_size}
@@ -672,7 +677,7 @@ def test_a_rank_that_ends_early_has_left(zerod, start, build, how):
     assert program.wait(LONG) == 0, program.err()
     assert ("saved tensor(2.)" if how == "exits" else "the end") in program.out() and program.err() == ""
     said = other.result(LONG)
-    if how == "backward":  # rank 0 hears of the abort or of the end, whichever comes first
+    if how == "backward":  # rank 0 gets the abort or the leave, whichever is first
         assert "rank 1" in said and ("E1007 left before the step" in said or "a rank has left" in said), said
     else:
         same("others-left", re.sub("micro-batch [01]", "micro-batch M", said))
@@ -694,7 +699,7 @@ def test_a_rank_that_fails_comes_back(zerod, start, build, how, status, last_wor
 
 
 def never_asks(folder):
-    """Two steps, then nothing until the file `go` is there; then the third."""
+    """Does two steps, waits for the file `go`, then does the third."""
     import zerod
 
     model = make_model()
@@ -702,19 +707,21 @@ def never_asks(folder):
     train(model, opt, 2)
     wait_for("go", (folder / "go").exists, 2 * LONG)
     for step in zerod.steps(opt, 4):
-        with step:  # the other rank's successor takes back what its predecessor has pushed of the third
+        with step:  # the other rank's successor withdraws its predecessor's pushes of the third step
             train(model, opt)
     opt.close()
     return opt.epoch
 
 
 def test_interrupted_in_a_step(zerod, start, build, tmp_path):
-    """As Ctrl-C does it, in a call that waits for a rank that never comes. It is no end in order: a successor may come."""
+    """
+    Ctrl-C interrupts a call that waits for a rank that never asks. The rank has not left, so a successor may attach.
+    """
     daemon = zerod()
     other = start(daemon, never_asks, 0, folder=tmp_path)
     program = ends(daemon, build, 1, "waits")
     wait_for(program.err, lambda: "waits" in program.out(), LONG)
-    time.sleep(0.5)  # it is in step() now, or soon: both have to work
+    time.sleep(0.5)  # the signal must work before and after step() has begun to wait
     began = time.monotonic()
     program.signal(signal.SIGINT)
     assert program.wait(60) in (130, -signal.SIGINT), program.err()
@@ -728,7 +735,7 @@ def test_interrupted_in_a_step(zerod, start, build, tmp_path):
 
 
 def test_write_to_a_published_weight(zerod, start, build):
-    """A program that is done ends with status 0; one that trains on is refused, and its successor has the job's weights."""
+    """A finished program ends with status 0. If it trains on, it is refused; its successor has the job's weights."""
     daemon = zerod(ONE)
     done = ends(daemon, build, 0, "trains-on", world_size=1)
     assert done.wait(LONG) == 1
@@ -742,7 +749,7 @@ def test_write_to_a_published_weight(zerod, start, build):
 
 
 class Data(torch.utils.data.Dataset):
-    """Its workers inherit the connection, and are curious."""
+    """Workers of this data set inherit the connection, and use the optimizer."""
 
     def __init__(self, opt):
         self.opt, self.main = opt, os.getpid()
@@ -756,7 +763,7 @@ class Data(torch.utils.data.Dataset):
 
 
 def in_child(call):
-    """The text of the exception that the call raises in a forked child."""
+    """Return: the text of the exception that the call raises in a forked child."""
     ours, theirs = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -800,7 +807,7 @@ def test_forked_children(zerod, start):
 
 
 def with_lingering_child(folder):
-    """A child holds the socket as a worker does whose parent was killed."""
+    """A child keeps the socket, like a worker whose parent was killed."""
     import zerod
 
     model = make_model()
@@ -840,7 +847,10 @@ def test_killed_while_a_worker_holds_the_socket(zerod, start, tmp_path):
 @pytest.mark.parametrize("label", ("exception", "reason"))
 @pytest.mark.parametrize("quote", ("RuntimeError: CUDA out of memory", "out of memory, says the program"))
 def test_handlers_find_no_words_of_other_exceptions_in_a_fault(label, quote):
-    """Of this rank's or, one level deeper, of another rank's; the whole text and each note stay, in copies too."""
+    """
+    Handlers that search exceptions for words find none in a fault that quotes another exception, of this rank or of
+    another one. Text and notes stay complete, also in copies.
+    """
     import zerod
 
     text = f"E1302 step aborted\n  guilty         rank 1\n  cause          E1007\n                   {label:<14} {quote}\n  {label:<14} {quote}"

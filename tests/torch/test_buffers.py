@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Buffers that a forward changes: rank 0's count, as under DistributedDataParallel."""
+"""Buffers that a forward changes. Rank 0's values count, as under DistributedDataParallel."""
 
 import warnings
 
@@ -42,7 +42,7 @@ def train(model, opt, rank):
 
 
 def with_zerod(group, explicit=False, **more):
-    """State after training, its caches, and what was warned of."""
+    """Return: the state after training, the caches, and the warnings."""
     import zerod
 
     if group:
@@ -64,7 +64,7 @@ def with_zerod(group, explicit=False, **more):
     return state, model.cache.clone(), [str(w.message) for w in said if "buffers" in str(w.message)]
 
 
-wrapped = []  # never freed: the last use of gloo's group may end under the GIL, for which a thread of the group waits
+wrapped = []  # never freed, because gloo's group may be freed with the GIL held while its thread needs the GIL
 
 
 def with_ddp():
@@ -90,7 +90,7 @@ SGD = {"optimizer": {"type": "SGD", "params": {"lr": 0.1, "betas": None, "weight
 
 
 def test_with_a_process_group(zerod, run):
-    """As under DDP, whose rank 0 has the same statistics; caches stay each rank's own. Nothing is said."""
+    """Buffers are as under DDP, whose rank 0 has the same statistics; caches are each rank's own. No warning."""
     job = SGD | {"zero_optimization": {"stage": 2}}
     (ours, cache, said), (other, other_cache, _) = run(zerod(job), with_zerod, group_variables(), group=True)
     ddp = run(zerod(job), with_ddp, group_variables())
@@ -102,7 +102,7 @@ def test_with_a_process_group(zerod, run):
 
 
 def test_without_a_process_group(zerod, run):
-    """Said once, by rank 0, with the way to have them equal."""
+    """Without a process group, rank 0 warns once and names a way to equal buffers."""
     (ours, _, said), (other, _, nothing) = run(zerod(SGD), with_zerod, group=False)
     assert not torch.equal(running(ours), running(other)), "the test is of no use"
     assert len(said) == 1 and nothing == []
@@ -113,7 +113,7 @@ def test_without_a_process_group(zerod, run):
 
 @pytest.mark.parametrize("stage", [*full(1), 2, 3])
 def test_sync_through_the_daemon(zerod, run, stage):
-    """zerod.sync_buffers() needs no process group, and changes nothing else."""
+    """zerod.sync_buffers() needs no process group and changes nothing except these buffers."""
     job = SGD | {"zero_optimization": {"stage": stage}}
     (ours, cache, _), (other, other_cache, _) = run(zerod(job), with_zerod, group=False, explicit=True)
     assert all(torch.equal(ours[name], other[name]) for name in ours) and torch.equal(cache, other_cache)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-The trainers that people use, with zerod.Optimizer as their optimizer: as documented in docs/pytorch.md, started as
-their users start them, beside the same training with DDP and torch's AdamW.
+Popular trainers with zerod.Optimizer, as documented in docs/pytorch.md and started as users start them, compared with
+the same training with DDP and torch's AdamW.
 """
 
 import json
@@ -18,16 +18,17 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 WORLD = 2
-# DDP adds micro-batches up on each rank and then over ranks, zerod all ranks of each micro-batch: the sums differ in
-# their last bits, and Adam's first steps make more of it. Relative to max(|x|, rms), after 6 steps.
+# DDP sums micro-batches on each rank and then over ranks, zerod sums all ranks of each micro-batch. The sums differ in
+# their last bits, and Adam's first steps amplify this. Relative to max(|x|, rms), after 6 steps.
 TOLERANCE = 1e-5
-# A weight whose last bits differ may be rounded to another 16-bit one, 1/256 off. DDP beside DDP with other last bits
-# in a third of the weights was 0.003 to 0.02 off, by the processor's kernels and by chance.
+# A weight whose last bits differ may be rounded to another 16-bit weight, which is 1/256 off. DDP compared with DDP,
+# with other last bits in a third of the weights, differed by 0.003 to 0.02, depending on the processor's kernels and on
+# chance.
 TOLERANCE_BF16 = 0.03
 QUIET = re.compile(r".*\b(ready|stopping|stopped)\b")
 
 
-# A power of two changes no bit of fp32 gradients. The caller's backward multiplies by it.
+# A power of two changes no bit of fp32 gradients. The caller's backward multiplies by the scale.
 FP16 = {"fp16": {"enabled": True, "initial_scale_power": 8}}
 
 
@@ -37,7 +38,7 @@ def needs(name):
 
 @pytest.fixture
 def launch(build, tmp_path):
-    """launch(launcher, program, runs): two ranks; what they wrote into files is read by outcome()."""
+    """launch(launcher, program, runs) starts two ranks. outcome() reads their results from files."""
 
     def go(launcher, program, runs, socket=None):
         file = tmp_path / "runs.json"
@@ -72,7 +73,7 @@ def same(ours, theirs):
 
 
 def check_quiet(daemon):
-    """No false alarm: the daemon said that it was ready, and nothing else."""
+    """The daemon must have reported only that it was ready."""
     strange = [line for line in daemon.log().splitlines() if not QUIET.match(line)]
     assert not strange, strange
     assert daemon.json("diagnostics") == []
@@ -93,7 +94,7 @@ STAGES = dict(zip(WAYS, [2, 1, 2, 3, 2, 3, 1], strict=True))
 
 
 def check_trainer(name, ours, theirs):
-    """Both ranks of a run with zerod against the same with DDP."""
+    """Compares both ranks of a run with zerod with the same run with DDP."""
     assert theirs[0]["wrapped"], name
     for rank, (our, their) in enumerate(zip(ours, theirs, strict=True)):
         assert not our["wrapped"] and our["backend"] == "gloo" and our["rank"] == rank, name
@@ -129,7 +130,7 @@ def test_trainer_is_ddp(zerod, launch, ways):
 
 
 def test_trainer_saves_and_resumes(zerod, launch, tmp_path):
-    """Under zerodrun. A fresh daemon in another stage, with a loss scale, ends with the bits of the run that was not interrupted."""
+    """Under zerodrun: a new daemon in another stage, with a loss scale, ends with the bits of an uninterrupted run."""
     needs("transformers")
     needs("accelerate")
     folder = tmp_path / "checkpoints"
@@ -139,7 +140,7 @@ def test_trainer_saves_and_resumes(zerod, launch, tmp_path):
     results = launch("zerodrun", "run_trainer.py", {
         "whole": {"socket": whole, "args": saving | {"output_dir": str(folder)}, "save": str(tmp_path / "model")},
         "resumed": {"socket": resumed, "resume": str(folder / "checkpoint-3")},
-        "each": {"socket": each, "args": saving},  # a folder for each rank, to see who writes
+        "each": {"socket": each, "args": saving},  # a folder for each rank shows which rank writes
     }, socket=whole)
     for run in ("resumed", "each"):
         for result in results[run]:
@@ -159,11 +160,11 @@ def test_trainer_saves_and_resumes(zerod, launch, tmp_path):
 
 # ---- accelerate by hand ---------------------------------------------------------------------------------
 
-PIECES = 32  # of text, in an epoch
+PIECES = 32  # of text, per epoch
 
 
 def accelerated(runs, address):
-    """A rank: several trainings one after the other, {name: result}."""
+    """Runs one rank: several trainings one after the other. Return: {name: result}."""
     import os
 
     os.environ.update(address)
@@ -179,7 +180,7 @@ def one_accelerated(socket=None, precision="no", save=None, load=None, spoil=Non
     from test_optimizer import make_model
     from torch.utils.data import DataLoader, TensorDataset
 
-    accelerate.state.AcceleratorState._reset_state()  # the precision is the process's
+    accelerate.state.AcceleratorState._reset_state()  # because the precision is a setting of the process
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2, mixed_precision=precision)
     model = make_model()
     adam = {"lr": 2e-3, "betas": (0.9, 0.95), "eps": 1e-5, "weight_decay": 0.01}
@@ -275,7 +276,7 @@ def test_lightning(zerod, launch, tmp_path, launcher):
         check_quiet(daemon)
 
 
-# ---- DDP around it --------------------------------------------------------------------------------------
+# ---- a model inside DDP ----------------------------------------------------------------------------------
 
 
 def inside_ddp(address):
@@ -302,7 +303,10 @@ def inside_ddp(address):
 
 
 def test_model_inside_ddp_is_refused(zerod, run):
-    """As Lightning has it without the documented lines: nothing in the model tells. A DDP that is gone does no harm."""
+    """
+    A model inside DDP is refused, as in Lightning without the documented lines, although the model itself does not show
+    it. A DDP object that was deleted does no harm.
+    """
     for text, epoch in run(zerod(daemon_config(2)), inside_ddp,
                            address={"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}):
         assert "E1107" in text and "inside a DistributedDataParallel" in text
@@ -313,7 +317,9 @@ def test_model_inside_ddp_is_refused(zerod, run):
 
 
 def imported_late():
-    """accelerate comes when the model is zerod's already, as with `from transformers import Trainer` in a function."""
+    """
+    accelerate is imported when the model is already attached, as by `from transformers import Trainer` in a function.
+    """
     import importlib.util
 
     import zerod
@@ -354,7 +360,7 @@ opt.close()
 @pytest.mark.parametrize("start", [["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"], []],
                          ids=["accelerate launch", "python"])  # fmt: skip
 def test_process_that_is_alone(zerod, build, tmp_path, start):
-    """Nobody has numbered it: it is rank 0 of a job of one rank, and hears what is wrong in one of more."""
+    """A process without a rank number is rank 0 of a job of one rank. If the job has more ranks, it gets an error."""
     needs("accelerate")
     (tmp_path / "train.py").write_text(ALONE)
 
@@ -385,7 +391,7 @@ print("rank", os.environ["RANK"], "is done")
 
 
 def test_program_that_ends_its_process_group(zerod, build, tmp_path):
-    """As torch asks of programs. It ends well, also while another rank has something left to do."""
+    """A program destroys its process group, as torch requires, and ends well, even while another rank works."""
     (tmp_path / "train.py").write_text(ENDS_ITS_GROUP)
     variables = {"PYTHONPATH": ROOT / "client/python", "ZEROD_LIBRARY": build.path("client/libzerod.so"), "OMP_NUM_THREADS": 1}
     result = subprocess.run([build.path("client/run/zerodrun"), "--socket", zerod(daemon_config(2)).socket, "-n", "2", "--",
@@ -419,7 +425,7 @@ trainer.train()
 
 @pytest.mark.parametrize("backend", [None, *full("eager")])
 def test_trainer_is_observed(build, tmp_path, backend):
-    """The Trainer wraps its model when it trains, and compiles the wrapper: the callback finds it there. There is no daemon."""
+    """The Trainer wraps its model and compiles the wrapper. The callback finds it. There is no daemon."""
     needs("transformers")
     needs("accelerate")
     (tmp_path / "train.py").write_text(UNUSED)

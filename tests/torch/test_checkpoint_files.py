@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints that the daemon has written, in the hands of others: transformers, torch, torch's DCP."""
+"""Other programs read the daemon's checkpoints: transformers, torch, torch's DCP."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ from test_for_trainer import Text, alone, arguments, make_model
 pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("accelerate", reason="accelerate is not installed")
 
-# Without zerod, which is not in its path: the weights by from_pretrained, by safetensors and by DCP; the moments by AdamW.
+# Runs without zerod on its path: reads the weights by from_pretrained, safetensors and DCP, the moments by AdamW.
 OTHERS = """
 import sys
 import torch
@@ -48,7 +48,7 @@ torch.save({"weights": dict(plain), "moments": dict(zip(params, optimizer.state_
 
 
 def train(folder):
-    """With a Trainer whose saving the daemon does. Returns the steps that were saved, and what the program holds."""
+    """Trains with a Trainer; the daemon saves. Return: the saved steps, and the program's weights and moments."""
     import zerod
     from transformers import Trainer
 
@@ -69,14 +69,16 @@ def train(folder):
 
 
 def test_others_open_it(zerod, start, tmp_path):
-    """A Trainer asks for it; from_pretrained, safetensors, DCP and torch.optim.AdamW read it, without zerod."""
+    """
+    A Trainer asks for a checkpoint. from_pretrained, safetensors, DCP and torch.optim.AdamW read it without zerod.
+    """
     adamw = {"type": "AdamW", "params": {"lr": 1e-3}}
     daemon = zerod(ONE | {"optimizer": adamw, "checkpoint": {"dir": str(tmp_path / "checkpoints")}})
     theirs, weights, moments = start(daemon, train, folder=tmp_path).result()
-    assert theirs == []  # the Trainer has written none itself
+    assert theirs == []  # the Trainer itself has written no checkpoint
     folder = tmp_path / "checkpoints" / "step-00000003"
     assert sorted(p.name for p in folder.parent.iterdir()) == ["step-00000002", "step-00000003"]
-    assert (folder.parent / "step-00000002" / "config.json").exists()  # for which nobody waited
+    assert (folder.parent / "step-00000002" / "config.json").exists()  # of a save for which nobody waited
     assert daemon.ctl("checkpoint", "verify", str(folder)).returncode == 0
     result = subprocess.run([sys.executable, "-c", OTHERS, folder], capture_output=True, text=True,
                             env={"PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1"})
@@ -90,7 +92,7 @@ def test_others_open_it(zerod, start, tmp_path):
 
 
 def ask_in_vain():
-    """A program asks where the daemon has no folder. Returns what it was told, and the steps that it made afterwards."""
+    """Asks for a checkpoint of a daemon without a folder. Return: the error, and the number of steps after it."""
     import zerod
 
     model = make_small_model()
@@ -104,7 +106,7 @@ def ask_in_vain():
 
 
 def test_no_folder(zerod, start):
-    """The caller gets an exception with the text, and its next step is not held up."""
+    """The caller gets an exception with the text, and its next step does not wait."""
     said, steps = start(zerod(ONE), ask_in_vain).result()
     assert said.startswith("CheckpointNotSaved: E1701 warning, checkpoint not saved: rank 0, step 0") and steps == 1
     assert "the configuration has no checkpoint.dir" in said
@@ -112,7 +114,7 @@ def test_no_folder(zerod, start):
 
 
 def train_with_callback(folder, strategy):
-    """Return: what trainer.train() raised, the steps that it made, and the warnings."""
+    """Return: the exception of trainer.train(), the number of steps, and the warnings."""
     import warnings
 
     import zerod
@@ -134,7 +136,7 @@ def train_with_callback(folder, strategy):
 
 
 def test_callback_without_folder(zerod, start, tmp_path):
-    """Refused before the first step, unless the Trainer saves nothing."""
+    """The callback is refused before the first step, unless the Trainer saves nothing."""
     said, steps, _ = start(zerod(ONE), train_with_callback, folder=tmp_path, strategy="steps").result()
     assert said == (
         "ValueError: DaemonCheckpoint: the daemon's configuration has no checkpoint.dir, so the daemon can write no checkpoint: "
@@ -145,7 +147,7 @@ def test_callback_without_folder(zerod, start, tmp_path):
 
 
 def test_callback_on_a_full_disk(zerod, start, tmp_path):
-    """The last checkpoint, for which the callback waits, cannot be written: a warning, and train() returns."""
+    """The last checkpoint, for which the callback waits, cannot be written. There is a warning, and train() returns."""
     daemon = zerod(ONE | {"checkpoint": {"dir": str(tmp_path / "c"), "save_on_stop": False}}, env={"ZEROD_FAILPOINT": "disk.write:error@*"})
     said, steps, warned = start(daemon, train_with_callback, folder=tmp_path, strategy="steps").result()
     assert (said, steps) == ("nothing was raised", 3)
@@ -154,7 +156,9 @@ def test_callback_on_a_full_disk(zerod, start, tmp_path):
 
 
 def test_callback_may_not_write_config_json(zerod, start, tmp_path):
-    """One warning; the checkpoints are there, and training is not disturbed."""
+    """
+    If config.json cannot be written, there is one warning. The checkpoints are written, and training is not disturbed.
+    """
     daemon = zerod(ONE | {"checkpoint": {"dir": str(tmp_path / "c")}})
     said, steps, warned = start(daemon, train_without_permission, folder=tmp_path).result()
     assert (said, steps) == ("nothing was raised", 3)
@@ -163,7 +167,7 @@ def test_callback_may_not_write_config_json(zerod, start, tmp_path):
 
 
 def train_without_permission(folder):
-    """As train_with_callback(), of a user who may not write to the daemon's folder."""
+    """train_with_callback() by a user who may not write to the daemon's folder."""
     import transformers
 
     def refuse(_self, path):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-zerod._cuda itself, where another file stands in for torch.cuda only: the runtime and the driver are libcuda-sim.so and a
-runtime that keeps its last error, as CUDA's does.
+zerod._cuda itself, with a stand-in only for torch.cuda. The driver is libcuda-sim.so, and the runtime keeps its last
+error, like CUDA's.
 """
 
 import ctypes
@@ -16,7 +16,9 @@ PAGE = mmap.PAGESIZE
 
 
 class Runtime:
-    """The parts of torch.cuda that registering needs; torch checks the runtime's last error when it launches a kernel."""
+    """
+    The parts of torch.cuda that registration needs. torch checks the runtime's last error when it launches a kernel.
+    """
 
     def __init__(self, driver):
         self.driver, self.last_error = driver, 0
@@ -59,7 +61,7 @@ def runtime(build, monkeypatch):
 
 
 def test_refused_registration_is_forgotten(runtime):
-    """What the driver refuses costs speed. It is no error of the kernel that comes next."""
+    """A registration that the driver refuses only costs speed. It must not appear as an error of the next kernel."""
     memory = mmap.mmap(-1, 4 * PAGE)
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     assert _cuda.register(address, 2 * PAGE)
@@ -70,5 +72,5 @@ def test_refused_registration_is_forgotten(runtime):
         _cuda.unregister(at)
     assert _cuda.register(address, 4 * PAGE)
     _cuda.unregister(address)
-    _cuda.unregister(address)  # refused: it is not registered any more
+    _cuda.unregister(address)  # refused, because it is no longer registered
     runtime.launch()

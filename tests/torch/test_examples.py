@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-The examples of client/python/examples, as their users start them: under zerodrun, two ranks. zerod says nothing (quiet.py).
+The examples of client/python/examples, as users start them: two ranks under zerodrun. zerod prints nothing (quiet.py).
 """
 
 import json
@@ -22,7 +22,7 @@ SMALL = ["--steps", "12", "--layers", "2", "--width", "32", "--heads", "2", "--c
 
 
 def environment():
-    """Tests use the package as it lies in the tree, and this build's library."""
+    """Return: an environment with the package of the tree and this build's library."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("ZEROD_") and k not in ("RANK", "WORLD_SIZE")}
     return env | {"PYTHONPATH": str(ROOT / "client/python"), "ZEROD_LIBRARY": str(BUILD / "client/libzerod.so"),
                   "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -37,8 +37,8 @@ def run(command, timeout=300, **variables):
 
 def run_reference(command):
     """
-    torch's own ranks, without zerod. When they have trained and destroyed their process group, one is seldom aborted
-    at its exit, with these words and no others (4 of some 60 runs of torch 2.13): that is tried again.
+    Runs torch's own ranks, without zerod. After training and destroying its process group, a rank sometimes aborts at
+    its exit with this text and no other (4 of about 60 runs of torch 2.13). Such a run is repeated.
     """
     for _ in range(3):
         try:
@@ -68,7 +68,7 @@ def steps_of(folder, rank=0):
 
 @pytest.mark.parametrize("stage", full(1, 2, 3))
 def test_gpt_is_its_reference(zerod, tmp_path, stage):
-    """The weights are those of the same training in one process, bit for bit; hyperparameters are the daemon's."""
+    """The weights are those of the same training in one process, bit for bit. The daemon has the hyperparameters."""
     python, gpt = sys.executable, EXAMPLES / "gpt"
     zerodrun(zerod, stage, python, gpt / "train.py", *SMALL, "--out", tmp_path, gradient_clipping=1.0,
              scheduler={"type": "WarmupCosineLR", "params": {"warmup_num_steps": 4, "total_num_steps": 12}})
@@ -84,7 +84,7 @@ def test_gpt_is_its_reference(zerod, tmp_path, stage):
 
 @pytest.mark.full
 def test_gpt_is_ddp(zerod, tmp_path):
-    """With the hyperparameters in the trainer the losses are those of DistributedDataParallel and AdamW."""
+    """With the hyperparameters in the trainer, the losses are those of DistributedDataParallel and AdamW."""
     folders = {name: tmp_path / name for name in ("zerod", "ddp")}
     for folder in folders.values():
         folder.mkdir()
@@ -104,7 +104,7 @@ def test_gpt_is_ddp(zerod, tmp_path):
 @pytest.mark.full
 @pytest.mark.parametrize(("stage", "more"), [(2, []), (3, []), (2, ["--reentrant"])], ids=["2", "3", "2-reentrant"])
 def test_lora(zerod, tmp_path, stage, more):
-    """The example trains the adapter, and nothing else."""
+    """The example trains only the adapter."""
     pytest.importorskip("peft", reason="peft is not installed")
     zerodrun(zerod, stage, sys.executable, EXAMPLES / "lora/train.py", "--out", tmp_path, *more)
     ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(WORLD)]
@@ -134,7 +134,7 @@ for step in range(5):
 
 @pytest.mark.parametrize("restarts", [0, 1])
 def test_failure_has_the_last_word(tmp_path, restarts):
-    """Where nobody starts a rank again, no advice about its successor follows what went wrong."""
+    """If no rank will be restarted, no advice about a successor follows the error."""
     (tmp_path / "train.py").write_text(MISTAKE)
     result = subprocess.run([BUILD / "client/run/zerodrun", "--zerod", BUILD / "daemon/zerod", "-n", "2", "--restarts",
                              str(restarts), "--", sys.executable, tmp_path / "train.py"], env=environment(), text=True, timeout=120,
@@ -170,7 +170,7 @@ opt.close()
 
 
 def test_without_numpy(zerod, tmp_path):
-    """torch can be installed without it, and zerod does not need it either."""
+    """zerod works in an installation of torch without numpy."""
     (tmp_path / "numpy.py").write_text("raise ModuleNotFoundError('No module named numpy')\n")
     (tmp_path / "train.py").write_text(re.search(r"```python\n(# train.py.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1])
     (tmp_path / "buffers.py").write_text(WITHOUT_NUMPY)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Findings of the status: where they stand, on several nodes too. Which program has which finding, and which has none, is in
-tests/faults/scenarios/findings.py.
+Where findings appear in the status, also on several nodes. tests/faults/scenarios/findings.py tests which programs have
+findings.
 """
 
 import time
@@ -26,7 +26,7 @@ class Net(nn.Module):
 
 
 class Mixture(nn.Module):
-    """The router sends all tokens to the first expert of four; the others get gradients of zeros."""
+    """The router sends all tokens to the first of four experts. The other experts get zero gradients."""
 
     def __init__(self):
         super().__init__()
@@ -43,7 +43,7 @@ def batch(step, rank):
 
 
 def train(make=Net, n_steps=N_STEPS, loss=mse_loss, after=None):
-    """loss: of the rank, also one for each rank. after: called after the backward."""
+    """loss: one for all ranks, or one for each rank. after: called after the backward."""
     import zerod
 
     torch.manual_seed(1)
@@ -77,7 +77,7 @@ def hundredfold(x, y):
 
 
 class Dead(Net):
-    """The bias of the ReLU's input is so low that it never passes anything."""
+    """The bias before the ReLU is so low that the ReLU never passes anything."""
 
     def __init__(self):
         super().__init__()
@@ -85,7 +85,7 @@ class Dead(Net):
 
 
 class Parts(Mixture):
-    """The same, and no name says that the parts are experts."""
+    """A mixture whose names do not say that its parts are experts."""
 
     def __init__(self):
         super().__init__()
@@ -107,7 +107,7 @@ def slow_rest(rank):
 
 
 def test_slow_rank(zerod, start):
-    """And what stands in the status, the metrics and the ranks' phases."""
+    """A slow rank is reported in the findings, the status, the metrics and the ranks' phases."""
     daemon = findings(zerod, start, n_steps=60, after=slow_rest)
     (found,) = named(daemon)
     assert (found["kind"], found["rank"], found["param"]) == ("slow-rank", 1, None)
@@ -121,7 +121,7 @@ def test_slow_rank(zerod, start):
 
 
 def test_on_two_nodes(zerod, start, monkeypatch):
-    """Each daemon compares its own ranks, and names the parameters that lie in its partitions as a whole."""
+    """Each daemon compares its own ranks, and names the parameters that are completely in its partitions."""
     monkeypatch.setenv("ZEROD_NODES", "2")
     daemons = findings(zerod, start, world=3, n_steps=54, loss=(mse_loss, hundredfold, mse_loss)).daemons
     assert [f["rank"] for f in named(daemons[0])] == [1] and not named(daemons[1])

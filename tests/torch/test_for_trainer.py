@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""zerod.for_trainer(): the optimizer that Hugging Face's Trainer would have made for its arguments."""
+"""zerod.for_trainer(): the optimizer that Hugging Face's Trainer would make for its arguments."""
 
 import pytest
 import torch
@@ -40,14 +40,14 @@ class Text(torch.utils.data.Dataset):
 
 
 def groups_of(model, optimizer, names):
-    """Parameters by their names, and hyperparameters."""
+    """Return: for each group the names of its parameters, and these hyperparameters."""
     called = {id(p): name for name, p in model.named_parameters()}
     return [([called[id(p)] for p in group["params"]], {name: group[name] for name in names})
             for group in optimizer.param_groups]
 
 
 def alone():
-    """Trainers of the same process without zerod: no process group of one rank."""
+    """Makes Trainers in this process work without zerod, by a process group of one rank."""
     import os
 
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
@@ -56,8 +56,8 @@ def alone():
 
 def train_beside_trainer(folder, more, names):
     """
-    Trains three steps with the Trainer's own optimizer, and again with zerod's. For names of bitsandbytes' optimizers, which
-    may not be there, with another one that has the same step.
+    Trains three steps with the Trainer's own optimizer, then with zerod's. An optimizer of bitsandbytes, which may not
+    be installed, is replaced by one with the same step.
     """
     import zerod
     from transformers import Trainer
@@ -99,7 +99,7 @@ def test_it_is_the_trainers_optimizer(zerod, start, tmp_path, type, optim, names
 
 
 def train_adapter(folder):
-    """A trainer that makes its model itself, as SFTTrainer does for peft_config."""
+    """Trains with a trainer that makes the model itself, like SFTTrainer for peft_config."""
     import peft
     import zerod
     from transformers import Trainer
@@ -150,12 +150,12 @@ def test_what_would_lose_settings_is_refused(zerod, start, tmp_path):
 
 
 def other_conventions(folder, sockets):
-    """create_optimizer() of other versions of transformers than the one that is installed."""
+    """Imitates create_optimizer() of other versions of transformers than the installed one."""
     import zerod
     from transformers import Trainer
 
     class Groups(Trainer):
-        """4.57 and 5.0: whatever it is, it is called with the groups."""
+        """4.57 and 5.0: the class is called with the groups, whatever it is."""
 
         def create_optimizer(self):
             if self.optimizer is not None:
@@ -165,7 +165,7 @@ def other_conventions(folder, sockets):
             return self.optimizer
 
     class Factory(Trainer):
-        """5.16: what is no class of torch's is a factory of a factory."""
+        """5.16: an object that is no torch class is a factory of a factory."""
 
         def create_optimizer(self, model=None):
             if self.optimizer is not None:
@@ -178,7 +178,7 @@ def other_conventions(folder, sockets):
             return self.optimizer
 
     class Model(Trainer):
-        """None yet: it is called with the model."""
+        """An imagined version: the class is called with the model."""
 
         def create_optimizer(self, model=None):
             kind, kwargs = self.get_optimizer_cls_and_kwargs(self.args, self.model)
@@ -195,14 +195,14 @@ def other_conventions(folder, sockets):
         made[kind.__name__] = (said, type(trainer.optimizer).__module__)
         if trainer.optimizer is not None:
             trainer.train()
-    # for_trainer(model, args) makes a bare Trainer.
+    # for_trainer(model, args) makes a Trainer without further arguments.
     Trainer.create_optimizer = lambda self: self.accelerator.optimizer
     made["Needy"] = (caught(zerod.for_trainer, make_model(), arguments(folder), rank=0), "")
     return made
 
 
 def test_versions_of_transformers(zerod, start, tmp_path):
-    """Both ways in which versions of the Trainer make their optimizer do; another way gets a sentence."""
+    """Both ways in which Trainers make their optimizer work. An unknown way raises an explained error."""
     import transformers
 
     nothing = "nothing was raised"

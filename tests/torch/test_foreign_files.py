@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-DeepSpeed's and accelerate's files train as they are, as torch does with their settings; those that cannot are refused in one
-read. Each with one command: tests/callers/test_files.py.
+Files of DeepSpeed and accelerate train unchanged, like torch with their settings. Unusable files are refused with all
+reasons at once. tests/callers/test_files.py runs each with one command.
 """
 
 import json
@@ -18,13 +18,14 @@ from conftest import Daemon, Process, environment, wait_for
 from foreign_training import RANKS, compare, train
 
 ROOT = Path(__file__).resolve().parents[2]
-# Those with which scripts/test trains: one of each optimizer and schedule, and of each way to say less. The others are read.
+# Files with which scripts/test trains: one for each optimizer, each schedule and each form of short files. The other
+# files are only read.
 TRAINED = ["stage 3, names without stage3_, and zeros", "stage 0", "fp16 and WarmupLR", "Adam with L2", "SGD", "Adagrad",
            "WarmupDecayLR, all auto", "WarmupCosineLR", "accelerate"]  # fmt: skip
 
 
 class FileDaemon(Daemon):
-    """zerod with a file as it is; what the file lacks is on the command line, as from zerodrun."""
+    """zerod with an unchanged file. Settings that the file lacks are on the command line, as from zerodrun."""
 
     def __init__(self, build, folder, file):
         self.build, self.folder, self.env, self.private = build, folder, {}, None
@@ -52,7 +53,7 @@ def test_trains_as_torch(build, tmp_path, run, kind):
 
 
 def check(build, tmp_path, file):
-    """zerod's own check. Return: status, and the lines about keys."""
+    """Runs zerod --check. Return: the exit status, and the lines about keys."""
     path = foreign_files.write(tmp_path, file)
     result = subprocess.run([build.path("daemon/zerod"), "--config", path, "--socket", tmp_path / "s", "--ranks", "2", "--check"],
                             capture_output=True, text=True, timeout=60, env=environment())  # fmt: skip
@@ -60,7 +61,9 @@ def check(build, tmp_path, file):
 
 
 def test_all_are_taken(build, tmp_path):
-    """Each with at most one line for each key; one that says why a key does nothing does not end the run."""
+    """
+    All files are accepted, with at most one line for each key. A line about a key without effect does not end the run.
+    """
     assert len(foreign_files.TRAINS) >= 25
     for kind, file in foreign_files.TRAINS.items():
         status, lines = check(build, tmp_path, file)
@@ -77,7 +80,7 @@ def test_the_others_say_why_in_one_read(build, tmp_path):
 
 
 def test_one_command(build, tmp_path):
-    """zerodrun with accelerate's file, which has the number of ranks, and names the file with the settings."""
+    """zerodrun with accelerate's file, which has the number of ranks and names the file with the settings."""
     file = foreign_files.TRAINS["accelerate that names a DeepSpeed file"]
     settings = foreign_files.settings_of(file)
     program = [sys.executable, foreign_training.__file__, json.dumps(settings), tmp_path]

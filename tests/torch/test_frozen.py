@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Frozen parameters that zerod has no place for: quantized ones, other types and layouts, other devices. They stay the program's
-own, the same on all ranks, and the others are trained as torch trains them.
+Frozen parameters that zerod cannot store: quantized ones, other dtypes and layouts, other devices. They stay the
+program's own and must be equal on all ranks. The other parameters are trained as by torch.
 """
 
 import io
@@ -15,7 +15,7 @@ from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 class Packed(nn.Parameter):
-    """As bitsandbytes' Params4bit: codes in a parameter's bytes, their scale beside them."""
+    """Like bitsandbytes' Params4bit: codes in a parameter's bytes, and their scale as an attribute."""
 
     scale: torch.Tensor | None = None
 
@@ -35,7 +35,7 @@ def unpack(packed):
 
 
 class Adapted(nn.Module):
-    """A quantized layer, and a trained adapter beside it."""
+    """A quantized layer with a trained adapter."""
 
     def __init__(self, dtype=torch.uint8):
         super().__init__()
@@ -51,12 +51,12 @@ def frozen(tensor):
 
 
 class Model(nn.Module):
-    """A parameter of each kind that zerod has no place for, and all of them are used."""
+    """A model that uses a parameter of each kind that zerod cannot store."""
 
     def __init__(self):
         super().__init__()
         torch.manual_seed(3)
-        self.first, self.second = Adapted(), Adapted(torch.bfloat16)  # the second's codes look like bf16 weights
+        self.first, self.second = Adapted(), Adapted(torch.bfloat16)  # the second layer's codes look like bf16 weights
         self.int8, self.wide = frozen(torch.randint(-3, 3, (8,)).to(torch.int8)), frozen(torch.randn(8).double())
         self.fp8 = frozen(torch.randn(8, 8).to(torch.float8_e4m3fn))
         self.phase, self.sparse = frozen(torch.randn(8, dtype=torch.complex64)), frozen(torch.eye(8).to_sparse())
@@ -78,14 +78,16 @@ def batch(step, rank):
 
 
 def pieces(param):
-    """The tensors of a parameter."""
+    """Return: the tensors of a parameter."""
     if isinstance(param, TwoTensor):
         return [param.a, param.b]
     return [param.data.values() if param.layout == torch.sparse_csr else param.data._values() if param.is_sparse else param]
 
 
 def train(publish=True, all_in_groups=True):
-    """Return: the losses, here and in torch, and where the frozen parameters lie before, during and after."""
+    """
+    Return: the losses with zerod and with torch, and the addresses of the frozen parameters before, during and after.
+    """
     import zerod
 
     model, twin = Model(), Model()
@@ -106,7 +108,7 @@ def train(publish=True, all_in_groups=True):
             each.step()
             each.zero_grad()
     with zerod.gathered(model.first.weight):
-        pass  # there is nothing to gather, and nothing is wrong with asking
+        pass  # nothing is gathered, and asking is allowed
     through_files(model, opt)
     opt.close()
     where.append(addresses(model))
@@ -118,7 +120,7 @@ def addresses(model):
 
 
 def through_files(model, opt):
-    """Both states are saved and loaded, and are what they were."""
+    """Saves and loads both states, which must stay equal."""
     file = io.BytesIO()
     torch.save([model.state_dict(), opt.state_dict()], file)
     weights, state = torch.load(io.BytesIO(file.getvalue()), weights_only=False)
@@ -144,7 +146,7 @@ def test_stay_the_programs_own(zerod, run, stage, publish, all_in_groups):
         assert all(ours == pytest.approx(theirs, rel=1e-5) for ours, theirs in losses), losses
         stayed = {name for name in before if before[name] == during[name]}
         assert stayed == OWN | (set() if publish else PUBLISHED)
-        # torch's load_state_dict() gives a sparse tensor other memory.
+        # torch's load_state_dict() allocates new memory for a sparse tensor.
         assert {name for name in before if before[name] == after[name]} == stayed - {"sparse"}
 
 
@@ -163,17 +165,17 @@ def attach():
 
 
 def test_on_another_device(zerod, start):
-    """Of a model on a GPU, with the daemon in host memory."""
+    """A frozen parameter is on another device than the model, with the daemon in host memory."""
     daemon = zerod({"world": {"size": 1}})
     assert start(daemon, attach).result()
     assert [param["name"] for param in daemon.json("params")] == ["0.bias", "1.weight", "1.bias", "(frozen)"]
 
 
-# ---- the same on all ranks --------------------------------------------------------------------------------
+# ---- equal on all ranks -----------------------------------------------------------------------------------
 
 
 def differ(names, folder=None):
-    """Rank 1 has other values in these. folder: of a process group. Return: the refusal, or the values."""
+    """Rank 1 has other values in these parameters. folder: of a process group. Return: the refusal, or the values."""
     import zerod
 
     rank = int(os.environ["RANK"])
@@ -197,7 +199,7 @@ def fingerprint_of(model, names):
 
 
 def test_ranks_differ(zerod, run):
-    """The rank that differs is refused, with the name."""
+    """The rank with other values is refused, and the text names the parameter."""
     said = run(zerod({}), differ, names=["fp8"])
     assert said[0] == fingerprint_of(Model(), OWN)
     assert said[1].startswith("fp8 is frozen, torch.float8_e4m3fn, and differs from rank 0's when the job began: "), said[1]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-A small transformer on a GPU, trained with zerod and with torch's AdamW: its losses agree. The daemon's job is on the GPU
-(device: cuda), or in host memory (ZeRO-Offload). Without a GPU sim_cuda.py and late_cuda.py stand in for torch.cuda.
+A small transformer on a GPU, trained with zerod and with torch's AdamW, has the same losses. The daemon's job is on the
+GPU (device: cuda) or in host memory (ZeRO-Offload). On machines without a GPU, sim_cuda.py and late_cuda.py stand in.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 N_STEPS, WORDS, WIDTH = 20, 50, 32
 ADAMW = {"lr": 3e-3, "betas": [0.9, 0.95], "eps": 1e-6, "weight_decay": 0.01}
-# Of a loss, relative: the same arithmetic in another order, and in bf16.
+# Relative limits of a loss. The arithmetic is the same, but in another order, and partly in bf16.
 LIMITS = {"autocast": 0.02}
 LIMIT = 1e-3
 REAL = gpu_kinds.KIND == "real"
@@ -56,7 +56,7 @@ def make_model(kind):
 
 
 def losses(model, step, kind, device):
-    """Trains; step() is the optimizer's, with what follows it."""
+    """Trains. step() is the optimizer's step with its follow-up. Return: the losses."""
     generator = torch.Generator().manual_seed(5)
     stream = torch.cuda.Stream(device) if kind == "stream" else None
     said = []
@@ -117,7 +117,7 @@ def train_with_zerod(kind, where):
 ROWS = [("plain", "cuda", 1), ("autocast", "cuda", 3), ("checkpoint", "cuda", 3), ("lora", "cuda", 2), ("autocast", "cpu", 2)]
 MORE = [("plain", "cuda", 2), ("plain", "cuda", 3), ("autocast", "cuda", 2), ("lora", "cuda", 3), ("plain", "cpu", 1),
         ("checkpoint", "cpu", 2), ("lora", "cpu", 2)]  # fmt: skip
-# Only a GPU has streams.
+# Only real GPUs have streams.
 ON_GPUS = [("stream", "cuda", 2), ("stream", "cuda", 3), ("stream", "cpu", 2)] if REAL else []
 
 

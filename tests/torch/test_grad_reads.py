@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that read .grad, or change it, after it has been pushed."""
+"""Programs that read or change .grad after the gradient was pushed."""
 
 import gc
 import sys
@@ -24,7 +24,7 @@ def loss_of(model):
 
 
 def keep_only_new_tokens(model):
-    """As textual inversion does: the rows of all other tokens are not to be trained."""
+    """As in textual inversion, the rows of all other tokens must not be trained."""
     for param in model[0].parameters():
         if param.grad is not None:
             param.grad[:5] = 0
@@ -35,7 +35,7 @@ def texts(said):
 
 
 def reading(how=None, registered=False):
-    """Runs a loop that masks gradients: returns its warnings, the step of the first, and the rows that were trained."""
+    """Runs a loop that masks gradients. Return: warnings, their places, the trained rows, whether reads are plain."""
     import zerod
 
     model = make_model()
@@ -60,7 +60,7 @@ def reading(how=None, registered=False):
 
 
 def test_masked_rows(zerod, start):
-    """Told once, at the line that reads, with the fix; and the fix is one."""
+    """There is one warning, at the line that reads, with a remedy that works."""
     said, places, rows, is_plain = start(zerod(ONE), reading).result()
     assert len(said) == 1 and rows == [1, 2, 5], (said, rows)
     line = keep_only_new_tokens.__code__.co_firstlineno + 3
@@ -80,11 +80,11 @@ def test_read_as_an_error(zerod, start):
 
 
 def silent(kind):
-    """Reads that are none of an edit, with every read an error."""
+    """Reads that do not edit gradients cause no warning, although every warning is an error."""
     import zerod
 
     model = make_model()
-    model.append(nn.Linear(6, 1))  # is not used
+    model.append(nn.Linear(6, 1))  # not used
     opt = zerod.Optimizer(model, on_grad_read="error")
     other = nn.Linear(3, 3)
     ordinary = torch.optim.AdamW(other.parameters())
@@ -93,7 +93,7 @@ def silent(kind):
         loss = model[:2](torch.tensor([1, 2, 5])).pow(2).mean()
         assert all(p.grad is None for p in model.parameters())
         loss.backward()
-        assert model[2].weight.grad is None  # has none in torch, either
+        assert model[2].weight.grad is None  # None in torch too
         other(torch.ones(3)).sum().backward()
         assert other.weight.grad is not None
         ordinary.step()
@@ -122,7 +122,7 @@ def test_silent_reads(zerod, start, kind):
 
 
 def late_hook():
-    """A hook of the program's runs after zerod's, and finds nothing as well."""
+    """A hook of the program runs after zerod's hook and finds no gradient either."""
     import zerod
 
     model = make_model()
@@ -142,7 +142,7 @@ def test_read_in_a_hook(zerod, start):
     assert seen == [None] and len(said) == 1 and " reads .grad of 1.bias " in said[0] and not is_watched
 
 
-# ---- exceptions that follow from a read --------------------------------------------------------------------
+# ---- exceptions caused by a read ----------------------------------------------------------------------------
 
 
 def norm_of(param):
@@ -215,7 +215,7 @@ def another_exception(model):
 
 
 def explained(program):
-    """What is added to the exception with which a program ends, after a backward."""
+    """Runs a program that ends with an exception after a backward. Return: the notes of the exception."""
     import zerod
 
     model = make_model()
@@ -226,7 +226,7 @@ def explained(program):
         try:
             program(model)
         except Exception as error:
-            sys.excepthook(type(error), error, error.__traceback__)  # as the interpreter does
+            sys.excepthook(type(error), error, error.__traceback__)  # like the interpreter
             notes = [*getattr(error, "__notes__", []), *getattr(error.__cause__, "__notes__", [])]
     opt.step()
     opt.close()
@@ -243,7 +243,7 @@ def of_bias(model):
           (is_large, is_large, 1), (prints, prints, 1)),
 ], ids=lambda x: getattr(x, "__name__", None))
 def test_note(zerod, start, program, name, offset):
-    """The exception names zerod, the place and what there is instead."""
+    """The exception names zerod, the place of the read, and the alternatives."""
     (note,) = start(zerod(ONE), explained, program=program).result()
     cause, *remedies = note.splitlines()
     line = name.__code__.co_firstlineno + offset
@@ -256,5 +256,5 @@ def test_note(zerod, start, program, name, offset):
 @pytest.mark.parametrize("program", [another_none_in_that_line, *full(
     another_statement, another_exception, another_none, another_none_as_an_argument)])  # fmt: skip
 def test_no_note(zerod, start, program):
-    """The read is near, and the exception has another cause."""
+    """A read is close to an exception with another cause, which gets no note."""
     assert start(zerod(ONE), explained, program=program).result() == []

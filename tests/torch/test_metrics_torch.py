@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizer.metrics(): which figures there are when, that they are the daemon's, and what happens when it is silent."""
+"""
+Optimizer.metrics(): which figures it returns at which time, that they are the daemon's, and its behaviour when the
+daemon does not answer.
+"""
 
 import math
 import os
@@ -87,7 +90,7 @@ def test_all_names_are_documented():
 
 
 def test_who_waits_for_whom(zerod, run):
-    """Rank 1 is 50 ms late in each step."""
+    """Rank 1 is 50 ms late in each step, so rank 0 waits most of the time."""
     (fast, *_), (slow, *_) = run(zerod({}), train, pause=0.05)
     ratios = [sum(figures["waited_ratio"] for figures in rank[2:]) / 5 for rank in (fast, slow)]
     assert ratios[0] > 0.5 and ratios[1] < 0.4, ratios
@@ -109,7 +112,7 @@ def test_skipped_steps_and_missing_gradients(zerod, start):
     assert (before["n_missing_steps"], before["n_missing_params"], before["n_skipped"]) == (1, 2, 0)
     assert (after["n_missing_steps"], after["n_skipped"], after["n_applied"]) == (2, 1, 1)
     check_plain(after)
-    assert "grad_norm" in before and "grad_norm" not in after  # it is not finite
+    assert "grad_norm" in before and "grad_norm" not in after  # not finite
 
 
 def ask_a_silent_daemon(folder):
@@ -124,7 +127,7 @@ def ask_a_silent_daemon(folder):
     silent = opt.metrics(timeout=0.2)
     took = time.monotonic() - began
     folder.joinpath("asked").write_text("")
-    take_step(model, opt)  # waits until the daemon goes on
+    take_step(model, opt)  # waits until the daemon continues
     answered = opt.metrics(timeout=10)
     opt.close()
     return silent, took, answered
@@ -141,13 +144,13 @@ def test_a_daemon_that_does_not_answer(zerod, start, tmp_path):
     finally:
         os.kill(daemon.pid, signal.SIGCONT)
     silent, took, answered = rank.result()
-    # Limits count whole milliseconds of the clock, so a wait may end up to one before its time.
+    # Limits count whole milliseconds of the clock, so a wait may end up to one millisecond early.
     assert set(silent) == OWN and silent["step"] == 1 and 0.199 <= took < 2
     assert answered["step"] == 2 and "memory_bytes" in answered
 
 
 def ignore_where_it_stands():
-    """A rank that was started again, logs, and trains without asking where the job is."""
+    """A restarted rank that logs its figures and trains without asking for the job's position."""
     import zerod
 
     model = make_model()
@@ -170,7 +173,7 @@ def die_after_a_step():
 
 
 def test_figures_are_no_position(zerod, start):
-    """Who logs has not read where the job is, and is still told so."""
+    """A rank that only logs has not read the job's position, and still gets the error."""
     daemon = zerod(ONE)
     start(daemon, die_after_a_step).join()
     assert start(daemon, ignore_where_it_stands).result() == 1

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-zerod.observe() over real DDP: two ranks on gloo, no daemon. Each fault is told by code, class, parameters and rank, and
-its repaired twin trains to what one process computes from both ranks' data; programs without a fault draw no complaint.
+zerod.observe() with real DDP: two ranks on gloo, no daemon. Each fault is reported with code, class, parameters and
+rank. Its repaired twin trains like one process with both ranks' data. Correct programs get no report.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests"))  # torchrun starts this file, too
+sys.path.insert(0, str(ROOT / "tests"))  # because torchrun starts this file too
 
 from conftest import free_ports  # noqa: E402
 from tiers import full  # noqa: E402
@@ -35,7 +35,7 @@ N_STEPS = 4
 
 
 class Net(nn.Module):
-    """Three layers and a head; how they are used is the program's."""
+    """Three layers and a head. The program decides how they are used."""
 
     def __init__(self, run: Callable[..., Any]) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class Program:
     ) -> None:  # fmt: skip
         self.run, self.backward, self.swallow, self.freeze, self.bypass = run, backward, swallow, freeze, bypass
         self.accumulate, self.evaluate, self.closure, self.ddp = accumulate, evaluate, closure, ddp
-        self.compiled = compiled  # "before" it is observed, or "after"
+        self.compiled = compiled  # compiled "before" or "after" zerod.observe()
 
     def make(self) -> Net:
         torch.manual_seed(3)
@@ -145,7 +145,7 @@ class Program:
         return net
 
     def observed(self, **options: Any) -> Any:
-        """What the program calls: in DDP, and watched."""
+        """Return: the object that the program calls, in DDP and watched."""
         import zerod
 
         model = nn.parallel.DistributedDataParallel(self.make(), **self.ddp)
@@ -173,7 +173,7 @@ FAULTS = {
     "bypass": Program(bypass=True),
 }
 
-SOME_FAULTS = ("two-losses",)  # scripts/test runs these, and the corpus has faults of other causes that are observed
+SOME_FAULTS = ("two-losses",)  # scripts/test runs these; the corpus observes faults of other causes
 
 REPAIRED = {
     "phantom": Program(checkpointed(False), find_unused_parameters=True),
@@ -221,7 +221,7 @@ def evaluate(model: Any, rank: int, step: int) -> None:
     with torch.no_grad():
         model(batch(rank, step, 0), rank, step)
         model.module(batch(rank, step, 0), rank, step)
-    model(batch(rank, step, 0), rank, step)  # and one that forgot no_grad
+    model(batch(rank, step, 0), rank, step)  # a forward without no_grad
 
 
 def step_with_closure(program: Program, model: Any, optimizer: torch.optim.Optimizer, rank: int, step: int) -> None:
@@ -251,7 +251,7 @@ def train(program: Program, model: Any, rank: int) -> None:
 
 
 def reference(program: Program) -> dict[str, torch.Tensor]:
-    """One process, the mean of what both ranks' data give."""
+    """Trains in one process, with the mean of both ranks' gradients."""
     net = program.make()
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
     for step in range(N_STEPS):
@@ -279,7 +279,7 @@ def told(fault: Any) -> dict[str, Any]:
 
 
 def leave(out: Path, result: Any) -> None:
-    """Whole, or not yet: the test reads it as soon as it is there."""
+    """Writes the result completely or not at all, because the test reads the file as soon as it exists."""
     temporary = out.with_suffix(".part")
     temporary.write_text(json.dumps(result))
     temporary.rename(out)
@@ -289,19 +289,19 @@ def run_fault(name: str, rank: int, out: Path) -> None:
     import zerod
 
     program = FAULTS[name]
-    model = program.observed(patience=60 if program.compiled else 4)  # compiling takes one rank longer than the other
+    model = program.observed(patience=60 if program.compiled else 4)  # compiling makes one rank slower than the other
     try:
         train(program, model, rank)
         result: dict[str, Any] = {"trained": True}
     except zerod.GradientFault as fault:
         result = told(fault)
-    except RuntimeError as error:  # gloo's, when the other rank is gone
+    except RuntimeError as error:  # from gloo, when the other rank has ended
         result = {"other": str(error)}
     leave(out, result)
 
 
 def run_good(rank: int, out: Path) -> None:
-    """All of them, one after the other; a complaint ends the process."""
+    """Runs all correct programs, one after the other. A report ends the process."""
     import zerod
 
     for name, program in [*REPAIRED.items(), *CLEAN.items()]:
@@ -325,14 +325,14 @@ def rank_main(name: str, out: str) -> None:
     torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
     if name == "good":
         run_good(rank, Path(out))
-        torch.distributed.destroy_process_group()  # without, gloo's threads may end the process with SIGABRT
+        torch.distributed.destroy_process_group()  # otherwise gloo's threads may end the process with SIGABRT
     else:
         run_fault(name, rank, Path(out))
-        os._exit(0)  # DDP is half way through a reduction: what it holds is not taken down in order
+        os._exit(0)  # DDP is in the middle of a reduction and cannot be freed in order
 
 
 class Pair:
-    """Two ranks of a program; leaving kills them."""
+    """Two ranks of a program. Leaving the context kills them."""
 
     def __init__(self, name: str, folder: Path) -> None:
         build = Path(os.environ.get("ZEROD_BUILD", ROOT / "build"))
@@ -375,7 +375,7 @@ HEAD = ["head.weight", "head.bias"]
 
 SECOND = backward_twice.__code__.co_firstlineno + 2
 
-# name: (ranks that are told, exception, code, class, step, parameters, raised from DDP's own error, in fix, in text)
+# name: (ranks that get a fault, exception, code, class, step, parameters, raised from DDP's error, in fix, in text)
 EXPECTED = {
     "phantom": ([0, 1], "DuplicateGradient", 1001, "D4", 0, ["layers.2.bias"], True, NOT_REENTRANT,
                 "none: exactly 1 gradient arrived"),
@@ -419,9 +419,9 @@ def test_fault(name: str, tmp_path: Path) -> None:
             assert (got["n_params"], got["of_ddp"]) == (len(params), of_ddp), got["text"]
             assert fix in got["fix"] and text in got["text"], got["text"]
             assert "(injected)" not in got["str"] and ("(injected)" in got["text"]) == ("(injected)" in got["notes"])
-            log = pair.logs[rank].read_text()  # it is printed where a handler is near: train() has one in any case
+            log = pair.logs[rank].read_text()  # it is printed near a handler, and train() always has one
             assert log.count(got["text"]) == 1, log
-        # The other rank may wait for ever, or be told by gloo: it is never accused.
+        # The other rank may wait forever or get an error of gloo. It is never accused.
         for rank in set(range(2)) - set(ranks):
             if pair.outs[rank].exists():
                 assert "class" not in pair.result(rank), pair.result(rank)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-zerod.Optimizer against torch's own: gradients of a torch run are recorded and replayed, so that both optimizers see the
-same numbers, and the weights are compared element by element.
+zerod.Optimizer compared with torch's optimizers. The gradients of a zerod run are recorded and replayed with torch, so
+that both optimizers get the same numbers. The weights are compared element by element.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 N_STEPS = 50
-TOLERANCE = 5e-6  # after 50 steps, relative to max(|x|, rms of the tensor): docs/numerics.md
+TOLERANCE = 5e-6  # after 50 steps, relative to max(|x|, rms of the tensor), docs/numerics.md
 
 
 def make_model(dtype=torch.float32):
@@ -26,7 +26,7 @@ def make_model(dtype=torch.float32):
 
 
 def make_groups(model):
-    """Two groups, as people have them: no decay for norms and biases."""
+    """Return: two typical groups, without decay for norms and biases."""
     decay = [p for p in model.parameters() if p.dim() > 1]
     rest = [p for p in model.parameters() if p.dim() <= 1]
     return [{"params": decay, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0, "lr": 2e-3}]
@@ -44,7 +44,7 @@ def torch_optimizer(kind, groups, hypers):
 
 
 def replay(kind, hypers, n_micro=1, max_norm=None, use_groups=False, schedule=False, n_steps=N_STEPS, grad_dtype=None):
-    """A rank: trains, and records what it pushed: {step: [gradients of each micro-batch]}. grad_dtype: None, fp32."""
+    """Trains one rank, and records its pushes: {step: [gradients of each micro-batch]}. grad_dtype None means fp32."""
     import zerod
 
     model = make_model()
@@ -72,8 +72,8 @@ def replay(kind, hypers, n_micro=1, max_norm=None, use_groups=False, schedule=Fa
 
 def feed(kind, hypers, records, n_micro=1, max_norm=None, use_groups=False, schedule=False, n_steps=N_STEPS, **_):
     """
-    torch's optimizer on the mean over two ranks of the summed micro-batches, added up in the documented order: where
-    gradients all but cancel, another order is another sign, and Adam's first steps follow the sign.
+    Runs torch's optimizer on the mean over two ranks of the summed micro-batches, added in the documented order. Where
+    gradients nearly cancel, another order can change the sign, and Adam's first steps follow the sign.
     """
     model = make_model()
     opt = torch_optimizer(kind, make_groups(model) if use_groups else model.parameters(), hypers)
@@ -93,13 +93,13 @@ def feed(kind, hypers, records, n_micro=1, max_norm=None, use_groups=False, sche
 
 
 def distance(a, b):
-    """The largest difference relative to max(|x|, rms of the tensor)."""
+    """Return: the largest difference, relative to max(|x|, rms of the tensor)."""
     scale = torch.maximum(b.abs(), b.pow(2).mean().sqrt())
     return ((a - b).abs() / scale).max().item()
 
 
 ADAM = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.01}
-BARE = {"betas": None, "weight_decay": None}  # of the tests' usual configuration
+BARE = {"betas": None, "weight_decay": None}  # removes keys of the tests' usual configuration
 CASES = {
     "adamw": ("AdamW", "AdamW", {}, ADAM, {}),
     "adam": ("AdamW", "Adam", {"adam_w_mode": True}, ADAM, {}),
@@ -114,14 +114,14 @@ CASES = {
     "all-of-it": ("SGD", "SGD", {"momentum": 0.9}, {"lr": 0.05, "momentum": 0.9},
                   {"n_micro": 2, "max_norm": 0.5, "use_groups": True, "schedule": True}),
 }  # fmt: skip
-ALSO = ("adam", "nesterov", "groups", "scheduler", "clipping")  # all-of-it has these, and adamw is adam
+ALSO = ("adam", "nesterov", "groups", "scheduler", "clipping")  # all-of-it includes these, and adamw covers adam
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in ALSO] + full(*ALSO))
 def test_equals_torch(zerod, run, name):
     kind, type_, params, hypers, how = CASES[name]
     optimizer = {"type": type_, "params": BARE | {"lr": 1e-3} | params}
-    daemon = zerod({"optimizer": optimizer, "zero_optimization": {"stage": 2}})  # as in torch, nothing is clipped
+    daemon = zerod({"optimizer": optimizer, "zero_optimization": {"stage": 2}})  # no clipping, as in torch
     results = run(daemon, replay, kind=kind, hypers=hypers, **how)
     expected = feed(kind, hypers, [record for record, _ in results], **how)
     for a, b in zip(results[0][1], results[1][1], strict=True):
@@ -134,7 +134,7 @@ BAD = [["inf"], ["-inf"], ["inf", "-inf"], ["nan"], ["inf", "nan"], ["nan", "nan
 
 
 def norms_of_bad():
-    """Steps whose gradient has bad values in rank 1: the norms that zerod has of them, and torch."""
+    """Does steps with bad gradient values on rank 1. Return: their norms, by zerod and by torch."""
     import zerod
 
     model = nn.Linear(4, 3)
@@ -178,7 +178,7 @@ def make_wide():
 
 
 def by_hooks(of_libzerod):
-    """Trains, with libzerod's hooks or in Python alone. Returns how many pushes Python made, too."""
+    """Trains with libzerod's hooks or in Python alone. Return: the number of pushes made in Python, and the weights."""
     import zerod
     from zerod import gradients
 
@@ -198,7 +198,7 @@ def by_hooks(of_libzerod):
 
 
 def test_hooks_of_libzerod(zerod, run):
-    """They leave the first gradient of a backward to Python, which describes the backward, and push the other three."""
+    """libzerod's hooks leave a backward's first gradient to Python, which describes it, and push the other three."""
     quick, careful = (run(zerod(), by_hooks, of_libzerod=is_on) for is_on in (True, False))
     assert [n_in_python for n_in_python, _ in quick + careful] == [5, 5, 20, 20]
     for other in (quick[1], *careful):
@@ -206,7 +206,7 @@ def test_hooks_of_libzerod(zerod, run):
 
 
 class RaiseOnce(TorchFunctionMode):
-    """Where a hook asks whether its gradient is contiguous: a signal's handler might run there."""
+    """Raises once when a hook asks whether its gradient is contiguous, where a signal's handler might run."""
 
     def __init__(self, error):
         self.error, self.n_asked = error, 0
@@ -225,7 +225,7 @@ def interrupted():
     opt = zerod.Optimizer(model)
     for error in (RuntimeError("as of a sparse gradient"), KeyboardInterrupt("stop")):
         mode = RaiseOnce(error)
-        # torch switches modes off in a backward, so this one is entered there. It ends with the parameter's gradient.
+        # torch disables modes in a backward, so the mode is entered there. It ends with the parameter's gradient.
         handle = model[0].weight.register_hook(lambda grad, mode=mode: mode.__enter__() and None)
         try:
             model(torch.ones(4, 24)).pow(2).mean().backward()
@@ -238,12 +238,14 @@ def interrupted():
 
 
 def test_exceptions_in_hooks(zerod, run):
-    """After a RuntimeError the gradient is pushed in Python, which asks again; any other exception leaves the backward."""
+    """
+    After a RuntimeError the gradient is pushed in Python, which asks again. Any other exception ends the backward.
+    """
     assert run(zerod(), interrupted) == [[2, "KeyboardInterrupt('stop')", 1]] * 2
 
 
 def emptied(where):
-    """A program that takes a gradient's memory away, of the first parameter or the last: backward goes from the end."""
+    """A program frees a gradient's memory: the first parameter's or the last one's, where backward begins."""
     import zerod
 
     def empty(param):
@@ -279,5 +281,5 @@ def test_one_line_says_what_it_trains_with(zerod, run):
     assert re.fullmatch(r"zerod: AdamW, stage 3, 2 ranks, lr [\d./]+, weight_decay [\d./]+, clipping to 0.5; "
                         rf"from the daemon at {daemon.socket}\n"
                         r"zerod: warning: the program overrules the daemon's configuration: .*weight_decay 0.1/0 and not .*\n", first), \
-        first  # 0.05 is no group's
+        first  # no group has 0.05
     assert second == ""

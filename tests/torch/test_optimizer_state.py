@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Optimizer state in torch's form: what lands in files, what is loaded from them, and who goes on with it. Gradients are
-the same on all ranks and made from the step's number, so that any two runs can be compared.
+Optimizer state in torch's form: its contents in files, loading it, and continuing with it. Gradients are the same on
+all ranks and depend on the step's number, so that any two runs can be compared.
 """
 
 import contextlib
@@ -16,11 +16,11 @@ from test_optimizer import ADAM, BARE, TOLERANCE, distance, make_groups, make_mo
 from tiers import each_once, full
 from torch import nn
 
-HALF = 6  # steps before and after a change of hands
+HALF = 6  # steps before and after the state is moved
 
 
 def readable(model):
-    """A rank's model is zerod's, in stage 3 perhaps; what pytest's own process trains is torch's."""
+    """Return: a context in which the model's weights are readable. Only a rank's model is zerod's."""
     if "RANK" not in os.environ:
         return contextlib.nullcontext()
     import zerod
@@ -29,7 +29,7 @@ def readable(model):
 
 
 def train(model, opt, steps):
-    """Steps of these numbers, with the gradients that belong to them."""
+    """Does the steps with these numbers, with their gradients."""
     results = []
     for step in steps:
         generator = torch.Generator().manual_seed(step)
@@ -81,7 +81,7 @@ KINDS = {
 
 
 def begins(hypers, form):
-    """A rank: trains, saves, trains on."""
+    """Runs one rank: trains, saves, trains on."""
     import zerod
 
     model = make_model()
@@ -94,7 +94,7 @@ def begins(hypers, form):
 
 
 def goes_on(hypers, data, dtype=torch.float32, n_more=HALF):
-    """A rank: loads and trains on."""
+    """Runs one rank: loads and trains on."""
     import zerod
 
     model = make_model(dtype)
@@ -110,7 +110,7 @@ def goes_on(hypers, data, dtype=torch.float32, n_more=HALF):
 def test_torch_goes_on(zerod, run, name, form):
     kind, type_, params, hypers = KINDS[name]
     daemon = zerod(config(type_, params))
-    data, ours = run(daemon, begins, hypers=hypers, form=form)[1]  # of the rank that writes no files
+    data, ours = run(daemon, begins, hypers=hypers, form=form)[1]  # from the rank that writes no files
     whole, model = unpacked(data), make_model()
     opt = torch_optimizer(kind, make_groups(model), hypers)
     model.load_state_dict(whole["model"])
@@ -149,7 +149,7 @@ def starts_from(hypers, data):
 
 @pytest.mark.parametrize("accumulated", [0.1, *full(0.0)])
 def test_initial_accumulator_of_adagrad(zerod, run, accumulated):
-    """A moment that is not 0 before the first step."""
+    """Adagrad may have a moment that is not 0 before the first step."""
     _, type_, params, hypers = KINDS["adagrad"]
     model = make_model()
     opt = torch.optim.Adagrad(make_groups(model), **hypers, initial_accumulator_value=accumulated)
@@ -183,7 +183,9 @@ EIGHT_24 = {"optimizer": {"params": {"optim_bits": 8, "master_weight_bits": 24}}
     ("adamw", torch.bfloat16, EIGHT_24), ("adamw", torch.float32, BF16), ("sgd", torch.float32, EIGHT),
     *full(("adamw", torch.bfloat16, FP32), ("adamw", torch.float32, FP32), ("adamw", torch.bfloat16, EIGHT), ("sgd", torch.float32, FP32), ("sgd", torch.bfloat16, BF16))])
 def test_fresh_daemon_goes_on_bit_for_bit(zerod, run, name, dtype, moments):
-    """In another stage, too; 16-bit weights with the masters that they are the rounding of."""
+    """
+    A new daemon, also in another stage, continues bit for bit. 16-bit weights are loaded with their master weights.
+    """
     _, type_, params, hypers = KINDS[name]
     data, wanted, state = run(zerod(merge(config(type_, params, 1), moments)), interrupted, hypers=hypers, dtype=dtype)[0]
     for stage in (2, 3):
@@ -216,7 +218,7 @@ def trained_bf16():
 
 
 def test_masters_of_other_weights_are_left_out(zerod, run):
-    """A state that is loaded without the weights it belongs to brings moments, and leaves the weights alone."""
+    """A state that is loaded without its weights brings only moments, and leaves the weights unchanged."""
     data = run(zerod(config()), trained_bf16)[0]
     before, after = run(zerod(config()), beside_other_weights, data=data)[0]
     assert same(before, list(make_model(torch.bfloat16).parameters()))
@@ -272,7 +274,7 @@ EDITS = {
 
 
 def edits_state():
-    """Return: for each edit what the next step raised. load_state_dict() has the edit made, and the step after it is taken."""
+    """Return: for each edit the next step's exception. load_state_dict() makes it valid, and the step succeeds."""
     import zerod
 
     model = make_model()
@@ -290,7 +292,7 @@ def edits_state():
     groups[0].append(groups[1].pop())
     said["moved"] = refusal_of_a_step(opt)
     groups[1].append(groups[0].pop())
-    # What is no edit: to read, to put back, to change a copy.
+    # These are no edits: reading, putting back, changing a copy.
     train(model, opt, [1])
     opt.state.update({p: {k: v.to("cpu", copy=True) for k, v in entry.items()} for p, entry in opt.state.items()})
     opt.state[next(model.parameters())]["exp_avg"].clone().zero_()
@@ -310,7 +312,7 @@ def refusal_of_a_step(opt):
 
 
 def test_edits_of_the_state_are_refused(zerod, start):
-    """By the step after them, with their line; load_state_dict() makes them."""
+    """The step after an edit is refused, with the edit's line. load_state_dict() makes the edit valid."""
     said = start(zerod(config() | {"world": {"size": 1}}), edits_state).result()
     for name, text in said.items():
         print(name, text, sep=": ")
@@ -320,7 +322,7 @@ def test_edits_of_the_state_are_refused(zerod, start):
 
 
 def goes_back():
-    """Loads what was before the first step, after some steps."""
+    """After some steps, loads the state from before the first step."""
     import copy
 
     import zerod
@@ -398,7 +400,7 @@ def test_other_models_state_is_refused(zerod, run):
         assert "groups of [7] parameters, this optimizer of [6]" in texts["more"]
         assert "an entry 'note'" in texts["strange"]
         assert texts["good"] == "accepted" and unchanged
-    # Both ranks have the same gradients here; nothing else is said.
+    # Both ranks have the same gradients, and this is the only diagnostic.
     assert [d["code"] for d in daemon.json("diagnostics")] == ["E1111"] and daemon.status()["step"] == 4
 
 
@@ -415,7 +417,7 @@ def alone(loads):
 
 @pytest.mark.parametrize("loads", [0, 1])
 def test_load_on_one_rank_only_ends(zerod, start, loads):
-    """With a text that says who waits for whom."""
+    """If only one rank loads a state, both ranks get an error that names the waiting rank and the late one."""
     daemon = zerod(config(diagnostics={"stall_warning": "500ms", "stall_timeout": "2s"}))
     ranks = [start(daemon, alone, rank, loads=loads) for rank in range(2)]
     texts = []
@@ -451,7 +453,7 @@ SCHEDULERS = {
 
 
 def scheduled(opt, scheduler, step):
-    """Does a step; returns the hyperparameters of the first group that it used."""
+    """Does a step. Return: the hyperparameters of the first group in that step."""
     step()
     rate = float(opt.param_groups[0]["lr"])
     scheduler.step(1.0) if isinstance(scheduler, L.ReduceLROnPlateau) else scheduler.step()
@@ -463,7 +465,7 @@ def with_schedulers(names):
 
     import zerod
 
-    warnings.simplefilter("error")  # torch warns of a scheduler that is stepped before the optimizer
+    warnings.simplefilter("error")  # torch warns if a scheduler's step precedes the optimizer's
     model = make_model()
     opt = zerod.Optimizer(model, lr=2e-3)
     rates = {}
@@ -480,7 +482,7 @@ def with_schedulers(names):
 
 
 def test_schedulers(zerod, run):
-    """The daemon takes every step with the rate, and the betas, that torch's scheduler has set."""
+    """The daemon does every step with the rate and betas that torch's scheduler has set."""
     ours = run(zerod(config()), with_schedulers, names=list(SCHEDULERS))
     for name, make in SCHEDULERS.items():
         p = nn.Parameter(torch.zeros(1))
@@ -501,12 +503,12 @@ def without_rates(lr=None):
     opt = zerod.Optimizer(model, **({} if lr is None else {"lr": lr}))
     results = train(model, opt, range(4))
     state_dict = opt.state_dict()
-    opt.load_state_dict(state_dict)  # values that nobody has changed are not the client's
+    opt.load_state_dict(state_dict)  # unchanged values do not override the configuration
     return [r.lr for r in results + train(model, opt, range(4, 8))]
 
 
 def test_daemons_scheduler(zerod, run):
-    """Counts as long as the program does not set a rate."""
+    """The daemon's schedule applies as long as the program sets no rate."""
     more = {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 6, "warmup_min_lr": 0, "warmup_max_lr": 0.01,
                                                          "warmup_type": "linear"}}}
     ours, theirs = run(zerod(config(**more)), without_rates)
@@ -521,7 +523,7 @@ SCALER = {"init_scale": 2.0**8, "growth_interval": 3, "growth_factor": 2.0, "bac
 
 
 def scaled_gradients(model, step, scale, spoilt):
-    """One gradient for each parameter, as a backward in that precision leaves it."""
+    """Return: a gradient for each parameter, as from a backward in that precision."""
     generator = torch.Generator().manual_seed(500 + step)
     result = []
     for p in model.parameters():
@@ -556,7 +558,7 @@ def scaled(dtype, unscale, max_norm, spoilt):
 
 
 def scaled_reference(dtype, unscale, max_norm, spoilt):
-    """torch's AdamW and GradScaler on fp32 weights that see the same gradients."""
+    """Runs torch's AdamW and GradScaler on fp32 weights with the same gradients."""
     model, seen = make_model(dtype).float(), make_model(dtype)
     opt = torch.optim.AdamW(model.parameters(), **ADAM)
     scaler = torch.amp.GradScaler("cpu", **SCALER)
@@ -579,7 +581,7 @@ def scaled_reference(dtype, unscale, max_norm, spoilt):
 
 @pytest.mark.parametrize("unscale, dtype", each_once((False, True), (torch.float32, torch.float16)))
 def test_grad_scaler(zerod, run, dtype, unscale):
-    """Growth, backoff and skips are torch's; what one rank has to skip all ranks skip."""
+    """Growth, backoff and skips are torch's. If one rank must skip a step, all ranks skip it."""
     how = {"dtype": dtype, "unscale": unscale, "max_norm": 5.0, "spoilt": [[1, 4], [0, 9], [1, 10]]}
     daemon = zerod(config())
     ours = run(daemon, scaled, **how)
@@ -607,7 +609,7 @@ def dcp_saves(folder, full):
     model = make_model()
     opt = zerod.Optimizer(make_groups(model), model=model, **ADAM)
     options = StateDictOptions(full_state_dict=full, cpu_offload=full)
-    get_state_dict(model, opt, options=options)  # before the first step it must not take one
+    get_state_dict(model, opt, options=options)  # this call must not do a first step
     epochs = [opt.epoch]
     train(model, opt, range(HALF))
     weights, state = get_state_dict(model, opt, options=options)
@@ -645,7 +647,7 @@ def dcp_loads(folder, full, broadcast):
     else:
         options = StateDictOptions()
         weights, state = get_state_dict(model, opt)
-        whole = {"model": weights, "optimizer": state}  # the published weights themselves: dcp writes into them
+        whole = {"model": weights, "optimizer": state}  # the published weights themselves, because dcp writes into them
         dcp.load(whole, checkpoint_id=folder)
     set_model_state_dict(model, whole["model"], options=options)
     set_optimizer_state_dict(model, opt, whole["optimizer"], options=options)
@@ -665,5 +667,5 @@ def test_dcp(zerod, run, tmp_path, form, stage):
     loaded = run(zerod(config(stage=5 - stage)), dcp_loads, variables=address, folder=folder, full=whole,
                  broadcast=broadcast)
     for (epochs, wanted), (epoch, ours) in zip(saved, loaded, strict=True):
-        assert epochs == [0, HALF] and epoch == 0  # nothing of this has taken a step
+        assert epochs == [0, HALF] and epoch == 0  # none of these calls has done a step
         assert same(ours, wanted)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-The loops of Hugging Face Trainer, accelerate and Lightning: their ranks are killed, started again, and go on to the bits
-of a run that nobody disturbed.
+Loops with Hugging Face Trainer, accelerate and Lightning: their ranks are killed, restarted, and end with the bits of
+an undisturbed run.
 """
 
 import json
@@ -21,7 +21,7 @@ WORLD = 2
 
 
 def resume_without_zerod(folder):
-    """A Trainer with an optimizer of its own; and one process alone."""
+    """resume() in a Trainer with another optimizer, and in a process without a job."""
     import zerod
     from transformers import Trainer, TrainingArguments
 
@@ -37,7 +37,9 @@ def test_a_trainer_without_zerod(zerod, start, tmp_path):
 
 
 def train_twice(folder):
-    """Two calls of train() with resume(). Return: steps of the trainer and of the job after each, and the first rates."""
+    """
+    Calls train() twice with resume(). Return: steps of the trainer and of the job after each, and the first rates.
+    """
     import test_for_trainer
     import zerod
     from transformers import Trainer
@@ -64,7 +66,7 @@ def test_the_second_training_of_a_process_begins_anew(zerod, start, tmp_path):
 
 @pytest.fixture
 def launch(build, tmp_path):
-    """launch(runs, n_restarts): two ranks under zerodrun; what came of each run, by its name."""
+    """launch(runs, n_restarts) runs two ranks under zerodrun. Return: the results of each run, by its name."""
 
     def go(runs, n_restarts):
         file = tmp_path / "runs.json"
@@ -83,7 +85,7 @@ def launch(build, tmp_path):
 
 
 def check(results, name, lives):
-    """A run that was killed against the same run, undisturbed."""
+    """Compares a run that was killed with the same run without kills."""
     for killed, whole in zip(results[name], results[f"{name}-whole"], strict=True):
         assert killed["resumed"] and not whole["resumed"] and killed["lives"] == lives
         assert killed["committed"] == whole["committed"] == 20
@@ -95,7 +97,7 @@ def check(results, name, lives):
 
 
 def runs_of(zerod, way, **kills):
-    """Each of them killed, and then each undisturbed, on daemons of their own."""
+    """Return: runs that are killed, then the same runs without kills, each with its own daemon."""
     stages = {"step": 2, "micro": 3, "boundary": 1}
     runs = {name: how | {"with": way} for name, how in kills.items()}
     runs |= {f"{name}-whole": {k: v for k, v in how.items() if k != "kill"} for name, how in runs.items()}
@@ -110,8 +112,8 @@ def runs_of(zerod, way, **kills):
 @pytest.mark.parametrize("way", ["accelerate", "trainer", "lightning", "fabric"])
 def test_loops_go_on(zerod, launch, way):
     """
-    Rank 1 is killed before its seventh step, so that rank 0 waits in the daemon; later rank 0 inside a step, and rank 1
-    between two epochs. Each time both ranks are started again.
+    Rank 1 is killed before its seventh step, while rank 0 waits in the daemon. Later rank 0 is killed inside a step,
+    and rank 1 between two epochs. Each time both ranks are restarted.
     """
     for name in {"trainer": ("transformers", "accelerate"), "fabric": ("lightning",)}.get(way, (way,)):
         pytest.importorskip(name, reason=f"{name} is not installed")

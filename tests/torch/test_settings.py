@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which optimizer it is and with which settings: what the program says beside what the configuration says."""
+"""The type and settings of the optimizer, when the program and the configuration both give some."""
 
 import contextlib
 import io
@@ -25,7 +25,7 @@ KINDS = {
 
 
 def train_beside_torch(kind):
-    """Five steps with zerod and with torch's optimizer of that kind. Return: how far apart, and zerod's kind."""
+    """Does five steps with zerod and with torch's optimizer of that type. Return: the difference, and zerod's type."""
     import zerod
 
     cls, settings = KINDS[kind]
@@ -101,14 +101,18 @@ def warned(zerod, start, config, **kwargs):
 
 
 def test_switches_of_torch_that_change_no_number(zerod, start):
-    """As people give them to torch's AdamW; also in groups, such as those of an optimizer of torch's."""
+    """
+    Options of torch's AdamW without an effect on numbers are accepted, also in groups taken from a torch optimizer.
+    """
     off = dict.fromkeys(("amsgrad", "maximize", "differentiable"), False)
     assert start(zerod(ONE), attach, lr=0.1, fused=True, foreach=None, capturable=False, **off).result() == "AdamW"
     assert not {"fused", "amsgrad"} & set(start(zerod(ONE), attach_groups_of_torch).result())
 
 
 def test_what_the_program_overrules_is_told(zerod, start):
-    """Once, by rank 0, and only of what the configuration names: lr 1e-3, betas (0.9, 0.95), weight_decay 0.01."""
+    """
+    Rank 0 reports once which configured settings the program overrides: lr 1e-3, betas (0.9, 0.95), weight_decay 0.01.
+    """
     lines = warned(zerod, start, ONE, lr=0.05, betas=(0.9, 0.999), weight_decay=0.01, eps=1e-6)
     assert lines == ["zerod: warning: the program overrules the daemon's configuration: lr 0.05 and not 0.001, "
                      "betas (0.9, 0.999) and not (0.9, 0.95)"]
@@ -126,12 +130,14 @@ def schedule(kind="WarmupLR", **params):
 
 
 def warmed(lr):
-    """WarmupLR, by docs/configuration.md: the first step comes before the schedule."""
+    """Return: the rates of WarmupLR by docs/configuration.md. The first step comes before the schedule."""
     return [pytest.approx(lr * min(max(step - 1, 0) / 8, 1)) for step in range(N_STEPS)]
 
 
 def rates_of(first=None, second=None, change=None, torchs=False):
-    """Two groups. Return: the rates of both in each step, the lines about them, and the groups of the last step."""
+    """
+    Trains two groups. Return: the rates of both in each step, the lines about them, and the groups of the last step.
+    """
     import zerod
 
     model = make_model()
@@ -159,7 +165,7 @@ def rates_of(first=None, second=None, change=None, torchs=False):
     {}, {"second": {"betas": (0.8, 0.99)}}, {"first": {"weight_decay": 0.1}, "second": {"eps": 1e-6}},
     {"change": {"weight_decay": 0.1}})], ids=str)  # fmt: skip
 def test_other_settings_leave_the_schedule_on(zerod, start, how):
-    """Each setting is the program's only where the program gives it."""
+    """Other settings of the program do not disable the configured schedule."""
     rates, lines, groups = start(zerod(schedule()), rates_of, **how).result()
     assert [list(r) for r in rates] == [warmed(0.05)] * 2
     assert not any("rate" in line or "scheduler" in line for line in lines)
@@ -170,7 +176,9 @@ def test_other_settings_leave_the_schedule_on(zerod, start, how):
 
 
 def test_the_schedule_starts_from_each_groups_own_rate(zerod, start):
-    """DeepSpeed's WarmupLR took the first group's for all, until #8171."""
+    """
+    The schedule starts from each group's own rate. DeepSpeed's WarmupLR used the first group's for all until #8171.
+    """
     (first, second), lines, _ = start(zerod(schedule()), rates_of, second={"lr": 0.02}).result()
     assert list(first) == warmed(0.05) and list(second) == warmed(0.02)
     assert lines == ["zerod: warning: the program overrules the daemon's configuration: lr 0.02 and not 0.05"]
@@ -180,7 +188,7 @@ def test_the_schedule_starts_from_each_groups_own_rate(zerod, start):
 
 
 def test_a_rate_that_the_program_sets_itself(zerod, start):
-    """One line says so: at once if the schedule does not start from it, else when it is noticed."""
+    """One line reports that the program sets the rate: at once if the schedule starts elsewhere, or when noticed."""
     (first, second), lines, _ = start(zerod(schedule(warmup_max_lr=0.1)), rates_of, second={"lr": 0.02}).result()
     assert list(first) == warmed(0.1) and set(second) == {0.02}
     assert lines == ["zerod: warning: the program overrules the daemon's configuration: lr 0.02 and not 0.05, lr without "
@@ -193,7 +201,7 @@ def test_a_rate_that_the_program_sets_itself(zerod, start):
 
 @pytest.mark.parametrize("params", [{"warmup_num_steps": 8}, *full({"warmup_num_steps": "auto", "warmup_max_lr": "auto"})], ids=str)
 def test_a_scheduler_of_torchs_replaces_it(zerod, start, params):
-    """Also one that leaves the rate as it is, and if all of the configuration's is `auto`."""
+    """A torch scheduler replaces the configured one, even a constant one, and even if all is `auto`."""
     config = schedule() | {"scheduler": {"type": "WarmupLR", "params": params}}
     rates, lines, _ = start(zerod(config), rates_of, torchs=True).result()
     assert set(rates[0]) == set(rates[1]) == {0.05}

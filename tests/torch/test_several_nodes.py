@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Training with PyTorch on several nodes gives the bits of one node: the same trainers, spread over daemons that reach each
-other through gloo engines, on this machine's loopback and in network namespaces.
+Training with PyTorch on several nodes has the bits of one node. The trainers are spread over daemons that are connected
+by gloo engines, on this machine's loopback and in network namespaces.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from tiers import full
 
 
 def train(stage, steps):
-    """Each rank its own gradients, in two micro-batches; in the middle the state changes hands."""
+    """Each rank has its own gradients, in two micro-batches. Between two steps the state is read and loaded again."""
     import os
 
     import zerod
@@ -40,8 +40,8 @@ def train(stage, steps):
         opt.step()
         opt.zero_grad()
         norms.append(opt.result.grad_norm)
-        norms += [opt.grad_norm(name) for name in names]  # each shared by nodes, or owned by one of them
-        if step == steps // 2:  # through torch's form and back: a write window
+        norms += [opt.grad_norm(name) for name in names]  # each is shared by nodes, or owned by one of them
+        if step == steps // 2:  # to torch's form and back, by a write window
             whole = copy.deepcopy(opt.full_state_dict())
             opt.load_full_state_dict(whole)
     state = opt.full_state_dict()
@@ -71,7 +71,7 @@ def test_bits(zerod, run, monkeypatch, stage, n_nodes):
 @pytest.mark.parametrize("ranks", ((1, 1), (2, 1, 1)), ids=("2 nodes", "3 nodes"))
 @pytest.mark.parametrize("stage", (1, 2, 3))
 def test_gpt_in_namespaces(zerod, tmp_path, stage, ranks):
-    """The example of the README's kind, each node in a network of its own: all weights are those of one node."""
+    """The GPT example, with each node in its own network: all weights are those of one node."""
     train = ["--lr", "3e-3", *SMALL]
     settings = {"world": {"size": sum(ranks)}, "zero_optimization": {"stage": stage, "reduce_bucket_size": 5000}}
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Stage 3: the program that runs in stages 1 and 2 runs with the same bits, and maps few weights at a time.
+Stage 3: a program for stages 1 and 2 runs unchanged with the same bits, and maps few weights at a time.
 
-One model has a part for each way of using weights that we know. Every part has its steps; gradients are recorded before
-they leave, and compared bit by bit between the stages.
+One model has a part for each known way of using weights. Every part has its own steps. Gradients are recorded before
+they are pushed, and compared bit by bit between the stages.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ D = 16
 
 
 class Nested(nn.Module):
-    """Direct parameters around modules that have some, too."""
+    """A module with its own parameters around modules that have some too."""
 
     def __init__(self):
         super().__init__()
@@ -71,7 +71,7 @@ class Checkpointed(nn.Module):
         self.weight, self.last = nn.Parameter(torch.eye(D)), nn.Linear(D, D)
 
     def by_hand(self, x):
-        return F.linear(F.linear(x, self.weight).tanh(), self.last.weight)  # of no module's forward when it runs again
+        return F.linear(F.linear(x, self.weight).tanh(), self.last.weight)  # in no forward when it is recomputed
 
     def forward(self, x):
         for block in self.blocks:
@@ -80,7 +80,7 @@ class Checkpointed(nn.Module):
 
 
 class Both(torch.autograd.Function):
-    """One node that unpacks weights of two modules."""
+    """One autograd node that unpacks weights of two modules."""
 
     @staticmethod
     def forward(ctx, x, a, b):
@@ -114,12 +114,12 @@ class Lora(nn.Module):
 
 
 class Recovers(nn.Module):
-    """Goes on after a part of it has failed."""
+    """A module that continues after a failure of one of its parts."""
 
     class Fails(nn.Module):
         def __init__(self):
             super().__init__()
-            self.deep = nn.Sequential(nn.Linear(D, D), nn.Bilinear(D, D, 3))  # the second is called wrongly
+            self.deep = nn.Sequential(nn.Linear(D, D), nn.Bilinear(D, D, 3))  # the second gets wrong arguments
 
         def forward(self, x):
             return self.deep(x)
@@ -176,7 +176,7 @@ def autocast(part, x):
 
 
 def penalty(part, x):
-    """The gradient of a gradient."""
+    """Return: a loss with the gradient of a gradient."""
     x = x.clone().requires_grad_()
     (grad,) = torch.autograd.grad(part(x).tanh().sum(), x, create_graph=True)
     return grad.square().mean()
@@ -219,14 +219,11 @@ def digest(tensor):
     return hashlib.sha1(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
 
 
-# ---- what is mapped -------------------------------------------------------------------------------------
+# ---- mapped weights -------------------------------------------------------------------------------------
 
 
 def pool_bytes(resident=False):
-    """
-    The pool of gathered weights in this process: what is mapped, or the resident pages of it, which take the kernel
-    long to count.
-    """
+    """Return: the bytes of the pool of gathered weights in this process, mapped or resident (slow to count)."""
     total, inside = 0, False
     with open("/proc/self/smaps" if resident else "/proc/self/maps") as file:
         for line in file:
@@ -240,7 +237,7 @@ def pool_bytes(resident=False):
 
 
 def nothing_left(opt):
-    """No weight is mapped, and autograd's hooks are as they were."""
+    """No weight may be mapped, and autograd's hooks must be as before."""
     assert torch._C._autograd._top_saved_tensors_default_hooks(True) is None
     if opt.stage < 3:
         return
@@ -248,7 +245,7 @@ def nothing_left(opt):
 
 
 def count_gathers(opt):
-    """[messages of gathers, of hints] so far."""
+    """Return: [number of gather messages, number of hints], which is updated."""
     client, counts = opt._client, [0, 0]
     for i, name in enumerate(("gather", "prefetch")):
         def counted(*args, call=getattr(client, name), i=i):
@@ -263,7 +260,7 @@ def count_gathers(opt):
 
 
 def use_parts(names):
-    """A rank: every part is two steps of two micro-batches. Returns what it saw, as {what: digest}."""
+    """Runs one rank: two steps of two micro-batches with every part. Return: its results, as {name: digest}."""
     import zerod
 
     model, seen = Parts(), {}
@@ -316,7 +313,7 @@ def test_the_same_bits_in_all_stages(zerod, run, world, names):
 
 
 class Unequal(nn.Module):
-    """Modules of 0.25 to 4 MiB, some below modules with parameters of their own."""
+    """Modules of 0.25 to 4 MiB. Some are inside modules with their own parameters."""
 
     def __init__(self):
         super().__init__()
@@ -332,7 +329,9 @@ class Unequal(nn.Module):
 
 
 def measure(prefetch):
-    """A rank. Returns the largest module's bytes, the most that was mapped, and gathers and hints in the last step."""
+    """
+    Runs one rank. Return: the largest module's bytes, the most mapped bytes, and gathers and hints in the last step.
+    """
     import zerod
 
     model = Unequal()
@@ -370,7 +369,7 @@ def measure(prefetch):
     largest = max(sum(p.numel() * 4 for p in m._parameters.values() if p is not None) for m in model.modules())
     opt._client.gather = gather
     with zerod.gathered(model):
-        assert pool_bytes(resident=True) >= sum(p.numel() * 4 for p in model.parameters())  # it does measure something
+        assert pool_bytes(resident=True) >= sum(p.numel() * 4 for p in model.parameters())  # the measurement works
     nothing_left(opt)
     opt.close()
     return largest, peak, counts
@@ -381,7 +380,7 @@ def test_few_weights_are_mapped(zerod, run, prefetch):
     daemon = zerod({"world": {"size": 1}, "zero_optimization": {"stage": 3}})
     largest, peak, (n_gathers, n_hints) = run(daemon, measure, prefetch=prefetch)[0]
     assert largest > 4e6
-    # Prefetched weights are not mapped, so the bound is one module's weights, whatever is prefetched.
+    # Prefetched weights are not mapped, so the limit is one module's weights, however much is prefetched.
     assert largest <= peak["forward"] <= 1.05 * largest, peak
     assert largest <= peak["backward"] <= 1.05 * largest, peak
     assert largest <= peak["eval"] <= 1.05 * largest, peak
@@ -392,7 +391,7 @@ def test_few_weights_are_mapped(zerod, run, prefetch):
 
 
 def outside():
-    """A rank of two: rank 1's model is on the meta device."""
+    """Runs one of two ranks. Rank 1's model is on the meta device."""
     import zerod
 
     rank = int(os.environ["RANK"])
@@ -440,7 +439,7 @@ def outside():
     nothing_left(opt)
     seen.update({f"after {name}": digest(value) for name, value in model.state_dict().items()})
 
-    class Interrupts(nn.Module):  # torch calls no hooks for what is no Exception
+    class Interrupts(nn.Module):  # torch calls no hooks for a BaseException that is no Exception
         def forward(self, x):
             raise KeyboardInterrupt
 
@@ -471,7 +470,7 @@ def over_the_bound():
     model = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 40), nn.Linear(40, 8)), nn.Linear(8, 8))
     opt = zerod.Optimizer(model, lr=1e-2)
     faults = []
-    for call in (lambda: model(torch.ones(2, 8)), lambda: opt.step()):  # the second: it sticks until it is cleared
+    for call in (lambda: model(torch.ones(2, 8)), lambda: opt.step()):  # the error persists until it is cleared
         try:
             call()
         except zerod.OverQuota as fault:
@@ -509,7 +508,7 @@ print("it was read")
 
 
 def test_mapped_on_one_node(zerod, run):
-    """All weights are there, as in stage 2: nothing is gathered, no hook is installed, and memory is not larger."""
+    """On one node all weights are mapped, as in stage 2: no gather, no hook, and not more memory."""
     held = {}
     for name, zero in {"stage 2": {"stage": 2}, "stage 3": {"stage": 3, "stage3_on_one_node": "mapped"}}.items():
         daemon = zerod({"world": {"size": 1}, "zero_optimization": zero})
@@ -520,13 +519,13 @@ def test_mapped_on_one_node(zerod, run):
 
 
 def read_everything():
-    """A rank. Returns the classes of the daemon's memory, and what zerod.stage3() gives."""
+    """Runs one rank. Return: the classes of the daemon's memory, and the result of zerod.stage3()."""
     import zerod
 
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 3))
     opt = zerod.Optimizer(model, lr=1e-2)
     model(torch.ones(1, 64)).sum().backward()
-    assert all(torch.isfinite(p).all() for p in model.parameters())  # gathered, this would end the process
+    assert all(torch.isfinite(p).all() for p in model.parameters())  # with gathered weights this would end the process
     opt.step()
     sharding = zerod.stage3(model, prefetch=2)
     memory = {name: use for name, use in opt._client.status(10)["memory"].items() if name != "total"}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""zerod.steps(): the documented loop, and what becomes of it when a step is aborted."""
+"""zerod.steps(): the documented loop, and its behaviour when a step is aborted."""
 
 import contextlib
 import io
@@ -18,7 +18,7 @@ N_STEPS = 5
 
 
 class Counter:
-    """Where a rank is in its data."""
+    """A rank's position in its data."""
 
     def __init__(self):
         self.at = 0
@@ -35,7 +35,7 @@ class Counter:
 
 
 def training(folder, held_at=None, n_micro=2):
-    """Rank 1 stands still in its second micro-batch of the step held_at, for as long as the test wants."""
+    """Trains. In step held_at rank 1 stops in its second micro-batch, as long as the test wants."""
     import zerod
 
     folder = Path(folder)
@@ -65,7 +65,7 @@ def training(folder, held_at=None, n_micro=2):
 
 
 def test_aborted_step_begins_again(zerod, start, run, tmp_path):
-    """`zerodctl abort-step` costs a step's time: the ranks draw the same batches again and end with the same weights."""
+    """`zerodctl abort-step` costs only time: the ranks draw the same batches again and end with the same weights."""
     _, wanted, _ = run(zerod(), training, folder=tmp_path)[0]
     daemon = zerod()
     ranks = [start(daemon, training, rank, folder=str(tmp_path), held_at=2) for rank in range(2)]
@@ -82,7 +82,7 @@ def test_aborted_step_begins_again(zerod, start, run, tmp_path):
 
 
 def odd_bodies():
-    """Bodies that take no step, that give one up themselves, and whose step is aborted each time."""
+    """Loop bodies that do no step, that abort the step themselves, and whose step is aborted each time."""
     import zerod
 
     model = nn.Linear(6, 6)
@@ -107,7 +107,7 @@ def odd_bodies():
 
     said.append(failed(give_up_once))
 
-    def twice():  # a mistake that aborts the step each time
+    def twice():  # aborts the step each time, by a mistake
         loss = model(x).mean()
         loss.backward(retain_graph=True)
         loss.backward()
@@ -128,15 +128,15 @@ def test_steps_that_are_not_taken(zerod, start):
 
 def accumulates(loop="steps", dies=False, leaves=False):
     """
-    Two micro-batches a step, each time both of them. dies: ends when it has begun the second one of step 2. leaves: gives
-    its loop up there, by an exception, and comes back. Return: weights and the micro-batches that were computed.
+    Two micro-batches per step. dies: ends after it has begun the second one of step 2. leaves: leaves its loop at this
+    place by an exception, and enters it again. Return: the weights, and the micro-batches that were computed.
     """
     import zerod
 
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 6))
     opt = zerod.Optimizer(model, lr=0.01)
-    print(opt.position)  # is not the same as going on there
+    print(opt.position)  # reading the position does not count as resuming
     counter = Counter()
     if loop == "user state":
         zerod.user_state(opt, counter=counter)
@@ -165,7 +165,7 @@ def accumulates(loop="steps", dies=False, leaves=False):
         train()
     except InterruptedError:
         if dies:
-            return None  # without close(): it died
+            return None  # without close(), like a process that died
         train()
     weights = [p.detach().clone() for p in model.parameters()]
     opt.close()
@@ -177,7 +177,7 @@ WHOLE = [(step, micro_batch) for step in range(N_STEPS) for micro_batch in range
 
 @pytest.mark.parametrize("loop, lost", [("steps", 2), ("steps", 1), ("micro-batch", 1), *full(("epoch", 2))])
 def test_step_is_not_counted_twice_after_a_restart(zerod, start, run, loop, lost):
-    """A program that does not go on at the micro-batch takes the step back on all ranks; one that does goes on there."""
+    """A program that does not resume at the micro-batch aborts the step on all ranks. Otherwise it continues."""
     wanted = run(zerod(), accumulates)[0][0]
     daemon = zerod()
     first = [start(daemon, accumulates, rank, loop=loop, dies=rank >= 2 - lost) for rank in range(2)]
@@ -188,12 +188,12 @@ def test_step_is_not_counted_twice_after_a_restart(zerod, start, run, loop, lost
         assert all(torch.equal(a, b) for a, b in zip(weights, wanted, strict=True))
         if rank >= 2 - lost:
             assert done == WHOLE[5 if loop == "micro-batch" else 4:]
-        else:  # a survivor may have done both micro-batches before
+        else:  # a survivor may already have done both micro-batches
             assert list(dict.fromkeys(done)) == WHOLE and (len(done) > len(WHOLE)) == (loop != "micro-batch")
 
 
 def test_user_state_of_a_step_that_is_taken_back(zerod, start):
-    """Its successor cannot draw the first micro-batch's data, and says so; the next one begins where the step began."""
+    """The successor cannot draw the first data again, and aborts the step. The next process repeats the step."""
     one = {"world": {"size": 1}}
     wanted = start(zerod(one), accumulates, loop="user state").result()[0]
     daemon = zerod(one)
@@ -205,7 +205,7 @@ def test_user_state_of_a_step_that_is_taken_back(zerod, start):
 
 
 def test_loop_left_in_the_middle_of_a_step(zerod, run):
-    """By an exception that the program catches: when it comes back, the step begins anew on all ranks."""
+    """A loop left by a caught exception and entered again begins the step again on all ranks."""
     wanted = run(zerod(), accumulates)[0][0]
     for weights, done in run(zerod(), accumulates, leaves=True):
         assert all(torch.equal(a, b) for a, b in zip(weights, wanted, strict=True)) and done == WHOLE[:5] + WHOLE[4:]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-A model on a GPU and a daemon in host memory (ZeRO-Offload), without a GPU: tests/torch/programs/late_cuda.py stands in for
-torch.cuda. The same training in host memory gives the bits that are expected.
+A model on a GPU with a daemon in host memory (ZeRO-Offload), without a GPU: tests/torch/programs/late_cuda.py stands in
+for torch.cuda. The bits must be those of the same training in host memory.
 """
 
 import gpu_kinds
@@ -13,7 +13,7 @@ from tiers import full
 
 
 def make_model(dtype=torch.float32):
-    """With a large parameter, which is pushed in parts, one of other strides, a frozen one, buffers, an empty one."""
+    """A model with a large parameter (pushed in parts), other strides, a frozen one, buffers, an empty one."""
     torch.manual_seed(7)
     model = nn.Sequential(
         nn.Embedding(40, 24), nn.Linear(24, 96), nn.BatchNorm1d(96), nn.GELU(), nn.Linear(96, 40, bias=False)
@@ -33,7 +33,7 @@ def loss_of(model, step, micro_batch, rank):
 
 
 def train(late, n_steps=5, n_micro=2, dtype=torch.float32, refuse=False, window=False, max_norm=None):
-    """A rank. Returns weights, what the substitute counted, and the norms."""
+    """Trains one rank. Return: weights, the stand-in's counts, and the norms."""
     if late:
         late_cuda.install()
         late_cuda.refuses_to_register = refuse
@@ -65,7 +65,7 @@ def train(late, n_steps=5, n_micro=2, dtype=torch.float32, refuse=False, window=
 
 
 def check_equal(daemons, run, **how):
-    """Trains in host memory and with the stand-in, each with a daemon of its own; returns the stand-in's results."""
+    """Trains in host memory and with the stand-in, each with its own daemon. Return: the stand-in's results."""
     plain, late = (run(daemon, train, late=late, **how) for daemon, late in zip(daemons, (False, True), strict=True))
     for a, b in zip(plain, late, strict=True):
         for x, y in zip(a[0] + a[1], b[0] + b[1], strict=True):
@@ -88,14 +88,14 @@ def test_same_bits(zerod, run, stage, dtype):
 
 
 def test_driver_takes_no_memory(zerod, run):
-    """If memory cannot be registered, copies go through memory of the program's own."""
+    """If memory cannot be registered, copies use memory of the program."""
     for rank in check_equal([zerod({}), zerod({})], run, refuse=True):
         assert rank[3]["waited"] == 0
 
 
 @pytest.mark.parametrize("weights", ["shared", *full("private")])
 def test_write_windows(zerod, run, weights):
-    """A window's memory gets other pages, so the driver must not keep the old ones registered."""
+    """A window's memory gets new pages, so the driver must not keep the old pages registered."""
     check_equal([zerod({"weights": weights}), zerod({"weights": weights})], run, window=True)
 
 
@@ -121,7 +121,7 @@ def train_twice(late, on_duplicate):
         try:
             loss.backward()
         except zerod.DuplicateGradient as fault:
-            # By chance the first one's bytes were there to compare with, or not.
+            # Whether the first push's bytes could be compared depends on timing.
             labels = [label for label, _ in fault.fields if label != "bytes"]
             texts.append([*labels, fault.cause_class, *fault.params])
             opt.clear_fault()
@@ -143,7 +143,7 @@ def test_second_backward(zerod, run, on_duplicate):
 
 
 def abandon(late):
-    """A backward that fails halfway: its copies are under way when the slots are taken back."""
+    """A backward fails in the middle. Its copies are still running when the slots are withdrawn."""
     if late:
         late_cuda.install()
     import zerod
@@ -162,7 +162,7 @@ def abandon(late):
                 fails = False
                 opt.abort_step()
             except zerod.StepAborted:
-                pass  # by the other rank
+                pass  # aborted by the other rank
     weights = [p.detach().clone() for p in model.parameters()]
     opt.close()
     return weights, list(late_cuda.problems)
@@ -176,7 +176,7 @@ def test_abandoned_backward(zerod, run):
 
 
 def keep_gradients(late):
-    """A program that keeps the gradients which its own hooks see, and writes to them when the backward is over."""
+    """A program keeps the gradients from its own hooks, and writes to them after the backward."""
     if late:
         late_cuda.install()
     import zerod
@@ -204,7 +204,7 @@ def test_gradients_that_the_program_keeps(zerod, run):
         assert b[1] == []
 
 
-# ---- what cannot be ------------------------------------------------------------------------------------------
+# ---- refusals ------------------------------------------------------------------------------------------------
 
 
 def attach(where, index=None):
@@ -241,7 +241,7 @@ def test_stage3(zerod, run):
 
 
 def train_on_gpu(is_sim, n_steps=4, n_micro=2, dtype=torch.float32, window=False, twice=False):
-    """A rank, with sim_cuda.py in the place of torch.cuda; or the same in host memory."""
+    """Trains one rank, with sim_cuda.py instead of torch.cuda, or in host memory."""
     if is_sim:
         import sim_cuda
 
@@ -267,11 +267,11 @@ def train_on_gpu(is_sim, n_steps=4, n_micro=2, dtype=torch.float32, window=False
             with zerod.writable(model), torch.no_grad():
                 model[1].weight.mul_(0.5 if opt.rank == 0 else 7)
                 model.frozen.add_(1)
-                # In stage 3 these are copies, which outlive the window.
+                # In stage 3 these are copies, which stay valid after the window.
                 saved = {k: v if opt.stage == 3 else v.clone() for k, v in model.state_dict().items()}
             with zerod.gathered(model.frozen):
                 norms.append(model.frozen.sum().item())
-            if opt.rank == 0 or opt.stage != 3:  # there the others' copy may show what rank 0 writes
+            if opt.rank == 0 or opt.stage != 3:  # in stages 1 and 2 other ranks may already see rank 0's writes
                 norms.append([float(value.double().sum()) for value in saved.values()])
             norms.append([float(value.double().sum()) for value in model.state_dict().values()])
     masters = [opt.master(name).clone() for name, p in model.named_parameters() if p.numel()]
@@ -287,7 +287,7 @@ def train_on_gpu(is_sim, n_steps=4, n_micro=2, dtype=torch.float32, window=False
 
 @pytest.fixture
 def gpus(zerod, build):
-    """gpus(config): a daemon whose job is on GPUs, and the variables of its ranks."""
+    """gpus(config) -> a daemon whose job is on GPUs, and the variables of its ranks."""
 
     def start(config=None, sim=""):
         daemon = zerod({"device": "cuda", "collective": "nccl"} | (config or {}),
@@ -306,7 +306,7 @@ NARROW = {"params": {"optim_bits": 8, "master_weight_bits": 24}}
     *full(({"zero_optimization": {"stage": 2}}, {}), ({}, {"twice": True})),
 ], ids=["bf16-in-parts", "window", "stage2", "duplicates"])  # fmt: skip
 def test_job_on_gpus(zerod, gpus, run, config, how):
-    """As in host memory, and the same bits."""
+    """A job on GPUs has the same bits as in host memory."""
     plain = run(zerod(config), train_on_gpu, is_sim=False, **how)
     daemon, variables = gpus(config, "delay-us=2000")
     late = run(daemon, train_on_gpu, variables, is_sim=True, **how)
@@ -323,13 +323,13 @@ def test_job_on_gpus(zerod, gpus, run, config, how):
     *full(({}, {}), ({}, {"window": True})),
 ], ids=["few-live", "duplicates", "bf16-in-parts", "fp32", "window"])  # fmt: skip
 def test_stage3_on_gpus(zerod, gpus, run, config, how):
-    """With weights that lie on the GPU while they are gathered."""
+    """Stage 3 on GPUs has the same bits. Gathered weights are on the GPU."""
     zero = {"stage": 3} | config.get("zero_optimization", {})
     test_job_on_gpus(zerod, gpus, run, config | {"zero_optimization": zero}, how)
 
 
 class Recorder:
-    """In the place of a Client: what was released, and on which stream it was read."""
+    """Instead of a Client: records released weights, and the streams that read them."""
 
     def __init__(self):
         self.stream, self.released = 1, []
@@ -344,7 +344,7 @@ class Recorder:
 
 
 def test_streams_of_released_weights():
-    """A weight is released when the next node of the backward unpacks its own, which may run on another stream."""
+    """A weight is released when the backward's next node unpacks its weights. That node may run on another stream."""
     from zerod.binding import bind
     from zerod.stage3 import Sharding
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""zerodctl trace beside PyTorch: a slow rank is seen at once, and torch.profiler's events lie where zerod's do."""
+"""zerodctl trace with PyTorch: a slow rank is visible, and torch.profiler's events have the same times as zerod's."""
 
 import json
 import os
@@ -67,5 +67,5 @@ def test_torch_profiler_lies_where_zerod_does(zerod, run, tmp_path):
     theirs = sorted(spans(trace, "our backward"), key=lambda e: e["ts"])
     ours = sorted((e for e in spans(trace, "backward") if e["tid"] == 100 and e["args"]["step"] >= 3), key=lambda e: e["ts"])
     assert len(theirs) >= len(ours) >= N_STEPS - 4
-    for a, b in zip(theirs[-len(ours):], ours):  # from the daemon's view it lies within, but for the time of a message
+    for a, b in zip(theirs[-len(ours):], ours):  # the daemon sees it within torch's, except for a message's delay
         assert a["ts"] - 20e3 <= b["ts"] and b["ts"] + b["dur"] <= a["ts"] + a["dur"] + 20e3

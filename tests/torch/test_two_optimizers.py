@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two optimizers in one process, each with a daemon of its own: docs/pytorch.md, Two optimizers."""
+"""Two optimizers in one process, each with its own daemon: docs/pytorch.md, Two optimizers."""
 
 import os
 
@@ -31,7 +31,7 @@ def judge(discriminator, x, real):
 
 
 def losses(generator, discriminator, real, z):
-    """Losses of discriminator and generator, whose backward must not reach the discriminator's weights."""
+    """Yields both losses. The generator's backward must not reach the discriminator's weights."""
     yield judge(discriminator, real, True) + judge(discriminator, generator(z).detach(), False)
     discriminator.requires_grad_(False)
     yield judge(discriminator, generator(z), True)
@@ -39,7 +39,7 @@ def losses(generator, discriminator, real, z):
 
 
 def gan(dies_at=None):
-    """A rank, which may die when the discriminator has its step and the generator has not. Return: its weights."""
+    """Trains one rank, which may die between the discriminator's step and the generator's. Return: its weights."""
     import zerod
 
     generator, discriminator = make()
@@ -85,7 +85,7 @@ def test_gan(zerod, run, stage):
 
 
 def test_rank_that_is_started_again(zerod, start, run):
-    """The rank continues with the job that has not committed, to the bits of an undisturbed run."""
+    """The restarted rank continues with the job that has not committed. The bits are those of an undisturbed run."""
     first, second = zerod(), zerod()
     variables = {"ZEROD_SOCKET_1": str(second.socket)}
     stays, dies = start(first, gan, 0, variables), start(first, gan, 1, variables, dies_at=5)
@@ -99,7 +99,9 @@ def test_rank_that_is_started_again(zerod, start, run):
 
 
 def two_on_one():
-    """The errors of a process that attaches twice to one daemon, and that asks for a second job without --jobs."""
+    """
+    Return: the errors of a process that attaches twice to one daemon, and that asks for a second job without --jobs.
+    """
     import zerod
 
     generator, discriminator = make()
@@ -108,7 +110,7 @@ def two_on_one():
         zerod.Optimizer(discriminator)
     with pytest.raises(ValueError) as missing:
         zerod.Optimizer(discriminator, job=1)
-    generator(torch.ones(1, 4)).sum().backward()  # the first one goes on
+    generator(torch.ones(1, 4)).sum().backward()  # the first optimizer still works
     opt.step()
     opt.close()
     return str(taken.value), str(missing.value)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program that was started again is refused until it has looked where the job is; test_resume.py is about the rest."""
+"""A restarted program is refused until it has asked for the job's position. test_resume.py tests programs that ask."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from tiers import full
 
 
 def die_after(n_steps, n_micro_batches=0):
-    """A process that returns without close() is one that died."""
+    """Trains this long and returns without close(), like a process that died."""
     import zerod
 
     model = make_model()
@@ -24,7 +24,7 @@ def die_after(n_steps, n_micro_batches=0):
 
 
 def look(how):
-    """One step after having looked in this way. Return: what was raised, the step, and the weights."""
+    """Asks for the position in this way, then does one step. Return: the exception, the step, and the weights."""
     import zerod
 
     model = make_model()
@@ -48,7 +48,9 @@ def look(how):
 
 
 def ignore():
-    """Neither a backward nor a step gets through, and nothing of them is left when it has looked."""
+    """
+    Neither a backward nor a step succeeds, and nothing of them is left after the program has asked for the position.
+    """
     import zerod
 
     model = make_model()
@@ -57,7 +59,7 @@ def ignore():
     assert all(p.grad is None for p in model.parameters()) and not opt.has_gradients
     assert caught(opt.step) == said["resume-ignored"]
     with pytest.raises(zerod.ResumeIgnored):
-        model[0].weight.grad = torch.ones(10, 6)  # by hand
+        model[0].weight.grad = torch.ones(10, 6)  # set by the program
         opt.step()
     model[0].weight.grad = None
     opt.begin_anew()
@@ -92,7 +94,7 @@ def test_a_new_job_has_nothing_to_look_at(zerod, start):
 
 
 def test_a_step_that_was_begun(zerod, start):
-    """A step that was begun counts, too; after begin_anew() it begins with its first micro-batch."""
+    """A job in the middle of a step is refused too. After begin_anew() the step begins with its first micro-batch."""
     daemon = zerod(ONE)
     start(daemon, die_after, n_steps=0, n_micro_batches=2).result()
     said, step, _ = start(daemon, look, how="nothing").result()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""zerod.user_state() with a model whose buffers change: test_trainer_kills.py is about the rest of it."""
+"""zerod.user_state() with a model whose buffers change. test_trainer_kills.py tests the other contents."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ class Net(nn.Module):
     def __init__(self, width=6):
         super().__init__()
         self.body = nn.Sequential(nn.Linear(width, 8), nn.BatchNorm1d(8), nn.Linear(8, width), nn.BatchNorm1d(width))
-        self.register_buffer("cache", torch.zeros(50000), persistent=False)  # would not fit
+        self.register_buffer("cache", torch.zeros(50000), persistent=False)  # too large for the state
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
 
     def forward(self, x):
@@ -23,7 +23,9 @@ class Net(nn.Module):
 
 
 def train(n_micro_batches, keep):
-    """Up to so many micro-batches of the run. A process that returns without close() is one that died."""
+    """
+    Trains up to this number of the run's micro-batches. A process that returns without close() is like one that died.
+    """
     import zerod
 
     torch.manual_seed(3)
@@ -53,7 +55,7 @@ def test_buffers(zerod, start, dies_before):
         assert start(daemon, train, n_micro_batches=dies_before, keep=keep).result() is None
         ends[keep] = start(daemon, train, n_micro_batches=99, keep=keep).result()
     assert alone["seen"] == N_STEPS * N_MICRO
-    # Nobody kept the backward that was not yet ended: the successor makes it again.
+    # The unfinished backward was not stored, so the successor repeats it.
     assert ends[True] == alone
     assert (ends[False] == alone) == (dies_before == 0)
 
@@ -68,7 +70,7 @@ def others(message):
 
 
 def test_buffers_of_another_model(zerod, start):
-    """State of a model of another width: the sizes are said."""
+    """The state of a model of another width is refused with both sizes."""
     daemon = zerod(ONE)
 
     start(daemon, width_seven).result()

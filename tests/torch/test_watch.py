@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the runs of a checkpointed segment were called: the line that tells two runs apart, without a daemon."""
+"""The lines that called a checkpointed segment, by which its runs can be told apart, without a daemon."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Encoder(nn.Module):
 
 
 class Silent:
-    """A watcher that says nothing."""
+    """A watcher that does nothing."""
 
     def backward_begins(self, roots: Any) -> None: ...
     def backward_ends(self, error: BaseException | None) -> None: ...
@@ -44,7 +44,7 @@ def from_one_line(model: Encoder, x: torch.Tensor) -> torch.Tensor:
 
 
 def sites_of(forward: Callable[[Encoder, torch.Tensor], torch.Tensor]) -> dict[int, str]:
-    """{call: site} of one backward's segments."""
+    """Return: {call: site} of one backward's segments."""
     model, watcher, found = Encoder(), Silent(), {}
     watch.add(watcher, model)
     model.layer.weight.register_post_accumulate_grad_hook(

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The largest cache of data is found among those that a folder describes. */
+/* The largest data cache is found among the caches that a folder describes. */
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Failpoints do what the environment says, once, at the right pass, and nothing else. An item that is not understood
- * ends the process, because a test that tests nothing must not pass. The environment is read once, so each case is a
- * process.
+ * A failpoint does what the environment says, once, at the right pass. An unknown item ends the process, because a test
+ * that tests nothing must not pass. The environment is read once, so each case has a process of its own.
  */
 
 #include <errno.h>
@@ -21,7 +20,7 @@
 #include "core/base/base.h"
 #include "core/base/failpoint.h"
 
-/* Runs body in a child with that environment, NULL: none. Return: its pid. */
+/* Runs body in a child with this environment; NULL sets none. Return: the child's pid. */
 static pid_t start(const char *environment, int (*body)(void))
 {
     pid_t pid = fork();
@@ -46,7 +45,7 @@ static int run(const char *environment, int (*body)(void))
     return status;
 }
 
-/* A bit for each of seven passes, set where the failpoint failed: fits into an exit status. */
+/* Return: a bit for each of seven passes, set if the failpoint failed. Seven bits fit into an exit status. */
 static int passes_of(const char *name)
 {
     int n = 0;
@@ -114,7 +113,7 @@ static void test_kill(void **userdata)
     status = run("reserve:kill@5", passes);
     assert_true(WIFSIGNALED(status));
     assert_int_equal(WTERMSIG(status), SIGKILL);
-    assert_int_equal(exit_status(run("reserve:kill@8", passes)), 0); /* it does not come by so often */
+    assert_int_equal(exit_status(run("reserve:kill@8", passes)), 0); /* there are only seven passes */
 }
 
 static int pass_and_go_on(void)
@@ -146,7 +145,7 @@ static void test_stop(void **userdata)
     assert_true(WIFSTOPPED(status));
     assert_int_equal(kill(pid, SIGCONT), 0);
     assert_int_equal(waitpid(pid, &status, 0), pid);
-    assert_int_equal(exit_status(status), 1 << 1); /* goes on as if nothing had been */
+    assert_int_equal(exit_status(status), 1 << 1); /* continues, and fails at the second pass */
 }
 
 enum { N_THREADS = 4, N_PASSES = 5000 };
@@ -172,7 +171,7 @@ static int threads(void)
     return atomic_load(&n_errors);
 }
 
-/* Passes are counted over all threads: one of them is the last. */
+/* Passes are counted over all threads, so exactly one thread makes the last pass. */
 static void test_threads(void **userdata)
 {
     char last[64];

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What is said of huge pages is what the kernel's file says. */
+/* The description of huge pages must match the kernel's file. */
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -27,7 +27,7 @@ static void write_mode(const char *path, const char *line)
 static void test_described(void **state)
 {
     static const struct {
-        const char *line, *before, *after; /* and between them the file's name */
+        const char *line, *before, *after; /* expected text before and after the file's name */
     } cases[] = {
         {"always within_size advise [never] deny force\n", "huge pages: none, ", " is never; with advise, "},
         {"always within_size advise never [deny] force\n", "huge pages: none, ", " is deny; with advise, "},

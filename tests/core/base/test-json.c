@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* JSON of strings of any bytes and of any number, and what a builder does when memory runs out. */
+/* JSON of strings with any bytes and of any numbers, and what a builder does when memory runs out. */
 
 #include <float.h>
 #include <inttypes.h>
@@ -77,7 +77,7 @@ static void test_short_doubles(void **userdata)
     }
 }
 
-/* Whatever the number, what is read is what was written, and JSON knows it as a number. */
+/* A number that is printed is read back exactly, and is a valid JSON number. */
 static void test_doubles_read_back(void **userdata)
 {
     static const double edges[] = {DBL_MIN, DBL_MAX, DBL_TRUE_MIN, -DBL_MAX,           1.0 / 3, 0.1 + 0.2,
@@ -113,11 +113,11 @@ static void test_clean(void **userdata)
         {"\r\x01\x1b[2J\x7f", "\\x0d\\x01\\x1b[2J\\x7f"},
         {"z\xc3\xa9ro \xe2\x82\xac \xf0\x9f\x98\x80", "z\xc3\xa9ro \xe2\x82\xac \xf0\x9f\x98\x80"},
         {"\xff\xfe", "\\xff\\xfe"},
-        {"\xc2\x9b", "\\xc2\\x9b"},                   /* CSI in one character */
-        {"\xc0\x80", "\\xc0\\x80"},                   /* a NUL written too long */
-        {"\xe0\x9f\xbf", "\\xe0\\x9f\\xbf"},          /* too long, too */
-        {"\xed\xa0\x80", "\\xed\\xa0\\x80"},          /* half of a pair */
-        {"\xf4\x90\x80\x80", "\\xf4\\x90\\x80\\x80"}, /* beyond the last */
+        {"\xc2\x9b", "\\xc2\\x9b"},                   /* CSI as one character */
+        {"\xc0\x80", "\\xc0\\x80"},                   /* overlong NUL */
+        {"\xe0\x9f\xbf", "\\xe0\\x9f\\xbf"},          /* overlong */
+        {"\xed\xa0\x80", "\\xed\\xa0\\x80"},          /* half a surrogate pair */
+        {"\xf4\x90\x80\x80", "\\xf4\\x90\\x80\\x80"}, /* beyond U+10FFFF */
         {"\xf0\x8f\xbf\xbf", "\\xf0\\x8f\\xbf\\xbf"},
         {"\xe2\x82", "\\xe2\\x82"}, /* cut off by the end */
         {"\xe2\x82x", "\\xe2\\x82x"},
@@ -129,14 +129,14 @@ static void test_clean(void **userdata)
 
     (void)userdata;
     for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
-        /* In memory of just its size, so that a sanitizer sees a read behind its end. */
+        /* Allocated in its exact size, so that a sanitizer finds reads beyond its end. */
         _cleanup_free_ char *from = strdup(cases[i].from), *to = json_clean(from);
 
         assert_string_equal(to, cases[i].to);
     }
 }
 
-/* Is it UTF-8, by another way than the table: decoded and judged by its code point. */
+/* Return: whether s is one valid character. Decodes it and checks its code point, instead of using the table. */
 static bool is_one_good_character(const unsigned char *s, size_t n)
 {
     static const uint32_t least[] = {0, 0, 0x80, 0x800, 0x10000};
@@ -156,7 +156,7 @@ static bool is_one_good_character(const unsigned char *s, size_t n)
            !(code < 0x20 && code != '\n' && code != '\t') && !(code >= 0x7f && code < 0xa0);
 }
 
-/* All sequences of two bytes, and of three and four around the edges. */
+/* Sequences of two to four bytes whose bytes are near the limits. */
 static void test_clean_by_another_way(void **userdata)
 {
     static const unsigned char tails[] = {0x7f, 0x80, 0x8f, 0x90, 0x9f, 0xa0, 0xbf, 0xc0};
@@ -181,7 +181,7 @@ static void test_clean_by_another_way(void **userdata)
     }
 }
 
-/* A failure sticks: nothing is freed twice, nothing leaks, and there is no half a text. */
+/* After a failure no text is returned, nothing is freed twice, and nothing leaks. */
 static void test_failure(void **userdata)
 {
     struct json j = {0};
@@ -189,13 +189,13 @@ static void test_failure(void **userdata)
 
     (void)userdata;
     json_put_u64(&j, root, "a", 1);
-    json_put(&j, root, "b", NULL); /* could not be made */
+    json_put(&j, root, "b", NULL); /* as if this value could not be allocated */
     assert_true(j.failed);
     json_put_u64(&j, root, "c", 3);
     assert_null(json_text(&j, root));
 
     j = (struct json){0};
-    json_put(&j, NULL, "a", json_object_new_int(1)); /* there is nothing to put it into: taken all the same */
+    json_put(&j, NULL, "a", json_object_new_int(1)); /* no object to put it into; the value is freed nevertheless */
     assert_true(j.failed);
     j = (struct json){0};
     json_push(&j, NULL, json_object_new_int(1));

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The descriptor store, against a small service manager: a datagram socket that the test reads. */
+/* Tests the descriptor store with a small service manager: a datagram socket that the test reads. */
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -60,7 +60,7 @@ static int deinit(void **userdata)
     return 0;
 }
 
-/* Waits for the next message. Return: the descriptor that came with it, which is the caller's, or -1. */
+/* Waits for the next message. Return: the descriptor that came with the message, which the caller closes, or -1. */
 static int hear(char *text, size_t size)
 {
     union {
@@ -145,7 +145,7 @@ static void *put_many(void *userdata)
     return userdata;
 }
 
-/* More messages than the manager's queue holds: keep_put() waits. */
+/* keep_put() waits when there are more messages than the manager's queue holds. */
 static void test_slow_manager(void **userdata)
 {
     FILE *file = fopen("/proc/sys/net/unix/max_dgram_qlen", "re");
@@ -170,7 +170,7 @@ static void test_slow_manager(void **userdata)
     assert_true(hears_nothing());
 }
 
-/* Reads two messages and closes what came with the second. */
+/* Reads two messages and closes the descriptor of the second. */
 static void *answer_barrier(void *userdata)
 {
     char *texts = userdata;
@@ -253,7 +253,7 @@ static void test_manager_is_gone(void **userdata)
     keep_deinit();
 }
 
-/* A name without a file: '@' is a zero byte, and every byte of the rest counts. */
+/* An abstract socket name: '@' stands for a zero byte, and all later bytes belong to the name. */
 static void test_abstract_manager(void **userdata)
 {
     struct sockaddr_un sa = {.sun_family = AF_UNIX};
@@ -286,7 +286,7 @@ struct passing {
     int pid_offset;
 };
 
-/* Return: what look() says in a process to which the descriptors are passed, 0 to 255. */
+/* Passes the descriptors to a new process. Return: what look() returns in that process, 0 to 255. */
 static int pass(const struct passing *passing, int (*look)(void))
 {
     pid_t pid = fork();
@@ -313,7 +313,7 @@ static int pass(const struct passing *passing, int (*look)(void))
     return WEXITSTATUS(status);
 }
 
-/* A line of the source where the child found something else than it expected, or 0. */
+/* If the condition is false, returns a number that is derived from the line and is not 0. */
 #define EXPECT(condition)                                                                                              \
     do                                                                                                                 \
         if (!(condition))                                                                                              \
@@ -340,7 +340,7 @@ static int take_three(void)
     keep_deinit();
     EXPECT(fcntl(FIRST_FD, F_GETFD) >= 0 && fcntl(FIRST_FD + 1, F_GETFD) < 0 && fcntl(FIRST_FD + 2, F_GETFD) >= 0);
     EXPECT(!keep_passed(0) && keep_take("b.1") == -1);
-    EXPECT(keep_init() == 0 && !keep_passed(0)); /* the variables are gone */
+    EXPECT(keep_init() == 0 && !keep_passed(0)); /* the variables are removed */
     return 0;
 }
 
@@ -385,7 +385,7 @@ static void test_take(void **userdata)
     close(b);
 }
 
-/* A socket of a name that the kernel finds. */
+/* Return: a socket. In AF_UNIX, the kernel chooses its name. */
 static int make_socket(int domain, int type, bool listens)
 {
     struct sockaddr_un sa = {.sun_family = AF_UNIX};
@@ -399,7 +399,7 @@ static int make_socket(int domain, int type, bool listens)
     return fd;
 }
 
-/* Return: the socket's place, 100: none, 101: a wrong one. */
+/* Return: the place of the listening socket, 100 if there is none, or 101 if it is of a wrong kind. */
 static int look_for_listening(void)
 {
     int fd;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The log on stderr: which lines come, whose they are, and that a diagnostic comes whole. */
+/* The log on stderr: which lines are printed, their prefixes, and that diagnostics are printed completely. */
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -30,7 +30,7 @@ static void begin(void)
     assert_int_equal(dup2(sink_fd, STDERR_FILENO), STDERR_FILENO);
 }
 
-/* Return: what has been written since begin(). */
+/* Return: what was written since begin(). */
 static const char *end(void)
 {
     ssize_t n;
@@ -82,7 +82,7 @@ static void test_levels(void **userdata)
     }
 }
 
-/* A line without an end is cut, and still a line. */
+/* A line that is too long is cut, and still ends with a newline. */
 static void test_long_line(void **userdata)
 {
     static char line[10000];
@@ -136,7 +136,9 @@ static void test_diagnostics(void **userdata)
     }
 }
 
-/* A reader that stops reading loses lines and is told how many; the daemon never waits for it. */
+/*
+ * If the reader stops reading, lines are lost, and a later line says how many. The daemon never waits for the reader.
+ */
 static void test_slow_reader(void **userdata)
 {
     int pipe_fds[2], saved = dup(STDERR_FILENO);
@@ -173,7 +175,7 @@ static void test_slow_reader(void **userdata)
     fclose(reader);
 }
 
-/* Every process started from a service inherits $JOURNAL_STREAM; only the stream that it names is the journal. */
+/* Processes inherit $JOURNAL_STREAM from a service. The log uses the journal only if stderr is the stream it names. */
 static void test_stream_of_somebody_else(void **userdata)
 {
     static const char *const values[] = {"1:1", "", "x", "8:", ":8", "18446744073709551615:18446744073709551615"};
@@ -189,7 +191,7 @@ static void test_stream_of_somebody_else(void **userdata)
     unsetenv("JOURNAL_STREAM");
 }
 
-/* No journal to be had: rather on stderr than nowhere. */
+/* If the journal cannot be reached, the log is printed on stderr. */
 static void test_journal_is_gone(void **userdata)
 {
     char value[64];

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The messages to a supervisor, at a socket of the test's own: the daemon is ready, its status, it is alive. The main
- * point is the watchdog: a message is sent only if the loop turns and the workers make progress. The test replaces the
- * daemon's clock (--wrap=clock_gettime), so hours pass at once and no assertion depends on time.
+ * The messages to a supervisor, at a socket of the test: the daemon is ready, its status, it is alive. The main point
+ * is the watchdog: its message is sent only if the loop turns and the workers make progress. The test replaces the
+ * daemon's clock (--wrap=clock_gettime), so that hours pass at once and no assertion depends on time.
  */
 
 #include <sched.h>
@@ -24,7 +24,7 @@
 int __wrap_clock_gettime(clockid_t clock, struct timespec *ts);
 
 static uint64_t clock_ns = UINT64_C(1000000000000);
-static unsigned n_looks; /* at the clock */
+static unsigned n_looks; /* reads of the clock */
 
 int __wrap_clock_gettime(clockid_t clock, struct timespec *ts)
 {
@@ -65,14 +65,14 @@ static int supervise(void **userdata)
 
     (void)userdata;
     while (recv(supervisor, &byte, 1, 0) >= 0)
-        ; /* what an earlier test's server said at its end */
+        ; /* messages of an earlier test's server */
     setenv("NOTIFY_SOCKET", path, 1);
     unsetenv("WATCHDOG_USEC");
     unsetenv("WATCHDOG_PID");
     return 0;
 }
 
-/* Return: false when nothing was said. */
+/* Receives the next message. Return: false if there is none. */
 static bool hear(char *text, size_t size)
 {
     ssize_t n = recv(supervisor, text, size - 1, 0);
@@ -90,7 +90,7 @@ static void expect(const char *expected)
     assert_string_equal(text, expected);
 }
 
-/* How often the watchdog was fed; other messages are passed over. */
+/* Reads all messages. Return: how many fed the watchdog. */
 static unsigned n_fed(void)
 {
     char text[512];
@@ -121,7 +121,7 @@ static void test_state(void **userdata)
     notify_state("STATUS=training, 2 of 2 ranks");
     expect("READY=1");
     expect("STATUS=training, 2 of 2 ranks");
-    unsetenv("NOTIFY_SOCKET"); /* nobody supervises */
+    unsetenv("NOTIFY_SOCKET"); /* no supervisor */
     notify_state("READY=1");
     assert_false(hear(text, sizeof(text)));
 }
@@ -132,7 +132,7 @@ static void test_watchdog_us(void **userdata)
     assert_int_equal(notify_watchdog_us(), 0);
     set_watchdog("3000000", getpid());
     assert_int_equal(notify_watchdog_us(), 3000000);
-    set_watchdog("3000000", getppid()); /* was meant for another process */
+    set_watchdog("3000000", getppid()); /* for another process */
     assert_int_equal(notify_watchdog_us(), 0);
     set_watchdog("soon", getpid());
     assert_int_equal(notify_watchdog_us(), 0);
@@ -146,7 +146,7 @@ static void on_due(uv_timer_t *timer)
     raise(SIGTERM);
 }
 
-/* Ready when it serves, with a status line by then; and the end is announced. */
+/* The server announces a status and READY when it serves, and STOPPING at its end. */
 static void test_life(void **userdata)
 {
     struct local local;
@@ -154,10 +154,10 @@ static void test_life(void **userdata)
     char text[512], last[512] = "";
 
     (void)userdata;
-    assert_int_equal(keep_init(), 0); /* as main() does */
+    assert_int_equal(keep_init(), 0); /* as in main() */
     local_start(&local, 2, "");
     expect("FDSTORE=1\nFDPOLL=0\nFDNAME=listen");
-    assert_false(hear(text, sizeof(text))); /* not before the loop runs */
+    assert_false(hear(text, sizeof(text))); /* nothing is sent before the loop runs */
     uv_timer_init(server_service(local.server)->loop, &timer);
     uv_timer_start(&timer, on_due, 0, 0);
     assert_int_equal(server_run(local.server), 0);
@@ -171,7 +171,7 @@ static void test_life(void **userdata)
     keep_deinit();
 }
 
-/* Time passes, and the loop ticks once. An idle loop looks at the clock in nothing but the tick. */
+/* Lets time pass until the loop has ticked once. The tick is the only reader of the clock in an idle loop. */
 static void tick(struct local *local, unsigned later_ms)
 {
     unsigned before = n_looks;
@@ -195,7 +195,7 @@ static void test_status(void **userdata)
         ;
     tick(&local, 2000);
     expect("STATUS=waiting for ranks, 1 of 2 ranks, step 0");
-    tick(&local, 1999); /* not more often than somebody would read it */
+    tick(&local, 1999); /* less than 2 s after the last status */
     assert_false(hear(text, sizeof(text)));
     client_close(&c);
     local_stop(&local);
@@ -209,12 +209,12 @@ static void test_fed_by_the_loop(void **userdata)
     set_watchdog("4000000", getpid());
     local_start(&local, 1, "");
     clock_ns += UINT64_C(20000000000);
-    assert_int_equal(n_fed(), 0); /* time alone does not feed it */
+    assert_int_equal(n_fed(), 0); /* time alone does not feed the watchdog */
     tick(&local, 0);
     assert_int_equal(n_fed(), 1);
     tick(&local, 0);
     tick(&local, 999);
-    assert_int_equal(n_fed(), 0); /* four times in its period are enough */
+    assert_int_equal(n_fed(), 0); /* four times in the watchdog's period are enough */
     tick(&local, 1);
     assert_int_equal(n_fed(), 1);
     clock_ns += UINT64_C(20000000000);
@@ -234,7 +234,7 @@ static void test_no_watchdog(void **userdata)
     local_stop(&local);
 }
 
-/* Work each item of which ends when the test lets it. */
+/* Each item of this work ends when the test posts `go`. */
 struct held_work {
     struct work work;
     sem_t go;
@@ -275,7 +275,10 @@ static void let_one_go(struct held_work *held, struct worker_pool *pool)
     } while (now == before);
 }
 
-/* The loop turns, but the worker hangs: after one period it is let starve; and lives when it goes on. */
+/*
+ * If a worker hangs while the loop turns, the watchdog is no longer fed after one period. When the item ends, it is fed
+ * again.
+ */
 static void test_not_fed_while_stuck(void **userdata)
 {
     struct held_work held;
@@ -288,10 +291,10 @@ static void test_not_fed_while_stuck(void **userdata)
     tick(&local, 0);
     assert_int_equal(n_fed(), 1);
     pool = post(&local, &held, 1);
-    tick(&local, 0); /* as if an event had posted it, which would have woken the loop */
+    tick(&local, 0); /* notices the work, as the event that posts work would wake the loop */
     for (unsigned i = 0; i < 4; i++) {
         tick(&local, 1000);
-        assert_int_equal(n_fed(), 1); /* it may only take long */
+        assert_int_equal(n_fed(), 1); /* the item may only take long */
     }
     for (unsigned i = 0; i < 4; i++) {
         tick(&local, 1000);
@@ -301,15 +304,15 @@ static void test_not_fed_while_stuck(void **userdata)
     while (!held.is_done)
         local_turn(&local);
     tick(&local, 1000);
-    assert_in_range(n_fed(), 1, 2); /* the turns before may have had a tick in them */
+    assert_in_range(n_fed(), 1, 2); /* the turns before may have ticked */
     local_stop(&local);
     sem_destroy(&held.go);
 }
 
-/* A long work of which item after item ends is no stuck one. */
+/* A long work counts as progress, as long as its items end. */
 static void test_fed_while_items_end(void **userdata)
 {
-    enum { N = 4 }; /* times 3 s */
+    enum { N = 4 }; /* items of 3 s */
     struct held_work held;
     struct worker_pool *pool;
     struct local local;

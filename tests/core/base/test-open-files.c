@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Descriptors are added to epoll before libuv's loop adds them, because libuv aborts when epoll has no memory for a new
- * one. The test replaces epoll_ctl(), for libuv as well.
+ * Descriptors are added to epoll before libuv's loop adds them, because libuv aborts if epoll has no memory for a new
+ * descriptor. The test replaces epoll_ctl(), for libuv as well.
  */
 
 #include <errno.h>
@@ -23,7 +23,7 @@
 #include "daemon/link/secure-stream.h"
 #include "tests/group.h"
 
-static bool is_short; /* of memory for what is not there yet */
+static bool is_short; /* whether adding a descriptor to epoll fails */
 
 __attribute__((visibility("default"))) int epoll_ctl(int epoll, int op, int fd, struct epoll_event *event)
 {
@@ -37,7 +37,7 @@ __attribute__((visibility("default"))) int epoll_ctl(int epoll, int op, int fd, 
     return r;
 }
 
-/* A round of a loop that cannot have more memory. */
+/* Turns the loop once while epoll has no memory for new descriptors. */
 static void run_short(uv_loop_t *loop)
 {
     is_short = true;
@@ -65,7 +65,7 @@ static void open_pair(struct pair *p)
     p->events = 0;
     p->poll.data = &p->events;
     assert_int_equal(open_files_watch(&p->poll, UV_READABLE, on_poll), 0);
-    uv_run(&p->loop, UV_RUN_NOWAIT); /* for what libuv watches itself */
+    uv_run(&p->loop, UV_RUN_NOWAIT); /* adds libuv's own descriptors */
 }
 
 static void close_pair(struct pair *p)
@@ -84,7 +84,7 @@ static void test_watched_before_the_round(void **state)
 
     (void)state;
     open_pair(&p);
-    for (size_t i = 0; i < ARRAY_SIZE(events); i++) { /* begun, and changed */
+    for (size_t i = 0; i < ARRAY_SIZE(events); i++) { /* begins to watch, then changes the events */
         assert_int_equal(open_files_watch(&p.poll, events[i], on_poll), 0);
         run_short(&p.loop);
     }
@@ -92,7 +92,7 @@ static void test_watched_before_the_round(void **state)
     run_short(&p.loop);
     assert_int_equal(p.events, UV_READABLE);
     uv_poll_stop(&p.poll);
-    assert_int_equal(open_files_watch(&p.poll, UV_READABLE, on_poll), 0); /* begun again */
+    assert_int_equal(open_files_watch(&p.poll, UV_READABLE, on_poll), 0); /* watches again */
     run_short(&p.loop);
     close_pair(&p);
 }
@@ -103,7 +103,7 @@ static void test_refused(void **state)
 
     (void)state;
     open_pair(&p);
-    for (int i = 0; i < 2; i++) { /* at first, and when it is changed */
+    for (int i = 0; i < 2; i++) { /* the first time, then with a descriptor already watched */
         is_short = true;
         assert_int_equal(open_files_watch(&p.poll, UV_READABLE, on_poll), -ENOMEM);
         is_short = false;
@@ -176,7 +176,7 @@ static void test_link(void **state)
 
     assert_int_equal(connection_open(&opened, &link.options, (struct sockaddr *)&link.address), 0);
     while (!link.accepted && link.r == 0)
-        run_short(&link.loop); /* in which the other end is accepted, and told that it cannot be watched */
+        run_short(&link.loop); /* accepts the other end, which cannot be watched */
     assert_int_equal(link.r, -ENOMEM);
     connection_close(opened);
     uv_close((uv_handle_t *)&link.listener, NULL);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Reading a file that a user names ends, whatever it is. */
+/* Reading a file that a user names must end, whatever kind of file it is. */
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The recorder: what was recorded comes back, by step; full rings forget the oldest and say so; pieces of the same work
- * become one record; and what is copied while threads write is whole. Under thread sanitizer this file also tests that
- * writers and the reader share no plain memory.
+ * The recorder returns what was recorded, by step. Full rings lose the oldest records and report the oldest complete
+ * step. Pieces of the same work become one record. A copy made while threads write has no half-written record. Under
+ * thread sanitizer this file also tests that writers and the reader share no plain memory.
  */
 
 #include <setjmp.h>
@@ -72,7 +72,7 @@ static void test_steps(void **state)
     recorder_stop();
 }
 
-/* Steps beyond 32 bits, as of a run that goes on. */
+/* Steps beyond 32 bits. */
 static void test_late_steps(void **state)
 {
     const uint64_t late = UINT64_C(5) << 32;
@@ -97,7 +97,7 @@ static void test_late_steps(void **state)
     recorder_stop();
 }
 
-/* A step's records are all there, or the step is not among those that are promised. */
+/* From the step that recorder_copy() reports as the oldest, all records are there. */
 static void test_full_ring(void **state)
 {
     enum { PER_STEP = 1000, STEPS = 100 };
@@ -125,7 +125,7 @@ static void test_full_ring(void **state)
     recorder_stop();
 }
 
-/* A step that does not fit alone: what there is of it. */
+/* A step that does not fit into the ring is returned as far as it fits. */
 static void test_step_larger_than_the_ring(void **state)
 {
     struct record *all;
@@ -148,7 +148,7 @@ static void test_step_larger_than_the_ring(void **state)
     recorder_stop();
 }
 
-/* Pieces of the same work are one record, which another parcel, another kind, another micro-batch or a rest ends. */
+/* Pieces of the same work are one record. Another parcel, kind or micro-batch, or recorder_rest(), ends the record. */
 static void test_work(void **state)
 {
     static const struct record expected[] = {{.kind = RECORD_WORK_REDUCE, .item = 5},
@@ -163,7 +163,7 @@ static void test_work(void **state)
     (void)state;
     assert_int_equal(recorder_start(1), 0);
     recorder_set_step(0);
-    recorder_rest(); /* nothing is open */
+    recorder_rest(); /* no record is open */
     recorder_work(RECORD_WORK_REDUCE, 5, 0);
     recorder_work(RECORD_WORK_REDUCE, 5, 0);
     recorder_work(RECORD_WORK_REDUCE, 6, 0);
@@ -173,7 +173,7 @@ static void test_work(void **state)
     recorder_rest();
     recorder_work(RECORD_WORK_UPDATE, 6, 1);
     all = recorder_copy(1, &n, &oldest);
-    assert_int_equal(n, 4); /* the last one is open */
+    assert_int_equal(n, 4); /* the last record is still open */
     free(all);
     recorder_rest();
     all = recorder_copy(1, &n, &oldest);
@@ -193,7 +193,7 @@ static void test_work(void **state)
 
 enum { N_WORKERS = 3, N_EACH = 4 * RECORDER_WORKER_RECORDS };
 
-/* All words of a record say the same, so a torn one shows. */
+/* All words of a record have the same value, which shows a record that is half old and half new. */
 static void write_many(struct work *work, uint32_t item)
 {
     (void)work;
@@ -255,7 +255,7 @@ static void test_copied_while_it_is_written(void **state)
 
 static size_t n_when_told;
 
-/* On the worker that is done with the last item. */
+/* Runs on the worker that ends the last item. */
 static void count_records(void *userdata)
 {
     uint64_t oldest;
@@ -270,7 +270,7 @@ static void record_work(struct work *work, uint32_t item)
     recorder_work(RECORD_WORK_UPDATE, item, 0);
 }
 
-/* Nothing is open when a work is done: the loop may begin another step then, to which it would be counted. */
+/* When a work is done no record is open. Otherwise the record would count for the step that the loop begins next. */
 static void test_work_that_is_done_is_recorded(void **state)
 {
     enum { N_ITEMS = 5 };
@@ -284,7 +284,7 @@ static void test_work_that_is_done_is_recorded(void **state)
     recorder_set_step(0);
     worker_post(pool, &work);
     assert_int_equal(worker_pool_wait(pool), 1);
-    worker_pool_free(pool); /* notify() has returned */
+    worker_pool_free(pool); /* count_records() has returned */
     assert_int_equal(n_when_told, N_ITEMS);
     recorder_stop();
 }

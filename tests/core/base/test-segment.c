@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Segments: a client cannot resize a segment, nor write to one that it got read-only, and a
- * lack of memory is an error of segment_reserve(). The test replaces fallocate(), because memory that
- * really runs out would not return an error here, but kill a process.
+ * A client cannot resize a segment, nor write to one that it opened read-only. If memory is short, segment_reserve()
+ * returns an error. The test replaces fallocate(), because a real shortage would kill a process instead of returning an
+ * error.
  */
 
 #include <fcntl.h>
@@ -25,9 +25,9 @@
 #include "tests/programs/held.h"
 
 static int fallocate_error;         /* what the next calls fail with */
-static unsigned n_fallocate_errors; /* how many of them */
+static unsigned n_fallocate_errors; /* how many calls fail */
 
-/* Found before libc's. */
+/* The linker takes this one instead of libc's. */
 int fallocate(int fd, int mode, off_t offset, off_t n_bytes)
 {
     if (n_fallocate_errors > 0) {
@@ -46,7 +46,7 @@ static uint64_t held_bytes(const struct segment *segment)
     return (uint64_t)st.st_blocks * 512;
 }
 
-/* Each test leaves no descriptor and no mapping behind. */
+/* The number of open descriptors before a test. Each test must close its descriptors and mappings. */
 static size_t n_open;
 
 static int setup(void **state)
@@ -94,10 +94,10 @@ static void test_name_and_size(void **state)
     assert_int_equal(more.n_bytes, 4 * page);
     assert_int_equal(fstat(more.fd, &st), 0);
     assert_int_equal(st.st_size, 4 * page);
-    assert_int_equal(st.st_mode & 07777, 0600); /* nobody else opens it through /proc */
+    assert_int_equal(st.st_mode & 07777, 0600); /* no other user opens it through /proc */
     assert_int_equal(fcntl(more.fd, F_GETFD) & FD_CLOEXEC, FD_CLOEXEC);
     assert_int_equal(held_bytes(&more), 0);
-    more.map[4 * page - 1] = 1; /* the last byte is there */
+    more.map[4 * page - 1] = 1; /* the last byte exists */
     segment_deinit(&one);
     segment_deinit(&whole);
     segment_deinit(&more);
@@ -114,7 +114,7 @@ static void test_empty(void **state)
     assert_int_equal(segment_reserve(&segment, 0, 0), 0);
     segment_punch(&segment, 0, 0);
     segment_deinit(&segment);
-    segment_deinit(&segment); /* twice is fine */
+    segment_deinit(&segment); /* a second call does nothing */
     assert_int_equal(segment.fd, -1);
 }
 
@@ -145,14 +145,14 @@ static void test_seals(void **state)
         assert_int_equal(errno, EPERM);
         assert_int_equal(ftruncate(fds[i], (off_t)(3 * page_size())), -1);
         assert_int_equal(errno, EPERM);
-        assert_int_equal(fcntl(fds[i], F_ADD_SEALS, F_SEAL_WRITE), -1); /* or a client could stop us writing */
+        assert_int_equal(fcntl(fds[i], F_ADD_SEALS, F_SEAL_WRITE), -1); /* or a client could stop the daemon's writes */
         assert_int_equal(errno, EPERM);
     }
     close(client);
     segment_deinit(&segment);
 }
 
-/* Published: this mapping writes it, and nothing else ever does. */
+/* Only the first mapping can write to a published segment. */
 static void test_published(void **state)
 {
     const size_t page = page_size();
@@ -167,7 +167,7 @@ static void test_published(void **state)
     assert_int_equal(held_bytes(&segment), 2 * page);
     memset(segment.map, 0x5a, 2 * page);
 
-    client = segment_open_rw(&segment); /* as one of the same uid may */
+    client = segment_open_rw(&segment); /* which any process of the same uid can do */
     assert_true(client >= 0);
     assert_int_equal(pwrite(client, &byte, 1, 0), -1);
     assert_int_equal(errno, EPERM);
@@ -189,7 +189,7 @@ static void test_init_fails(void **state)
     assert_int_equal(segment_init(&segment, "huge", SIZE_MAX), -EOVERFLOW);
     assert_int_equal(segment.fd, -1);
     assert_int_equal(segment_init(&segment, "huge", PTRDIFF_MAX), -EOVERFLOW);
-    /* More than there are addresses: the file can have this size, the mapping cannot. */
+    /* The file can have this size, but there are not enough addresses for the mapping. */
     assert_int_equal(segment_init(&segment, "huge", SIZE_MAX / 4), -ENOMEM);
     assert_int_equal(segment.fd, -1);
     assert_null(segment.map);
@@ -206,7 +206,10 @@ static void test_init_fails(void **state)
 
 /* ---- where it is mapped -------------------------------------------------------------------------------- */
 
-/* Streams a multiple of 2^27 bytes apart evict each other from the first-level cache: each has a start of its own. */
+/*
+ * Streams that are a multiple of 2^27 bytes apart evict each other from the first-level cache, so each segment starts
+ * at another offset.
+ */
 static void test_skew(void **state)
 {
     const size_t n_bytes = (size_t)1 << 27;
@@ -239,7 +242,7 @@ static uint64_t address_space_bytes(void)
     return n_pages * page_size();
 }
 
-/* The addresses around the mapping go with it. */
+/* segment_deinit() also unmaps the addresses around the mapping. */
 static void test_addresses_come_back(void **state)
 {
     uint64_t before = address_space_bytes();
@@ -266,7 +269,7 @@ static void test_reserve(void **state)
     assert_all(segment.map + 2 * page, 3 * page, 0);
     memset(segment.map + 2 * page, 0x5a, 3 * page);
 
-    /* The next call keeps the bytes that were written. */
+    /* The next call keeps the written bytes. */
     assert_int_equal(segment_reserve(&segment, 0, 8 * page), 0);
     assert_int_equal(held_bytes(&segment), 8 * page);
     assert_all(segment.map, 2 * page, 0);
@@ -275,7 +278,7 @@ static void test_reserve(void **state)
     segment_deinit(&segment);
 }
 
-/* What has huge pages is as large as without them, and the rest of a segment is not taken. */
+/* Huge pages must not make the reserved part larger than asked. */
 static void test_reserve_whole_huge_pages(void **state)
 {
     const size_t huge = (size_t)2 << 20, page = page_size();
@@ -298,7 +301,7 @@ static void test_reserve_nothing(void **state)
     (void)state;
     fallocate_error = EIO;
     n_fallocate_errors = 1;
-    assert_int_equal(segment_reserve(&segment, 0, 0), 0); /* the kernel calls this EINVAL */
+    assert_int_equal(segment_reserve(&segment, 0, 0), 0); /* the kernel would return EINVAL */
     segment_punch(&segment, 0, 0);
     assert_int_equal(n_fallocate_errors, 1);
     segment_deinit(&segment);
@@ -315,9 +318,9 @@ static void test_reserve_fails(void **state)
         fallocate_error = errors[i][0];
         n_fallocate_errors = 1;
         assert_int_equal(segment_reserve(&segment, 0, 4 * page), errors[i][1]);
-        assert_int_equal(held_bytes(&segment), 0); /* no page was taken in spite of it */
+        assert_int_equal(held_bytes(&segment), 0); /* no page was allocated */
     }
-    /* Past the end: sealed, so refused and not grown. */
+    /* The segment is sealed, so a range beyond its end is refused. */
     assert_int_equal(segment_reserve(&segment, 3 * page, 2 * page), -EPERM);
     assert_int_equal(segment_reserve(&segment, 0, 4 * page), 0);
     assert_int_equal(held_bytes(&segment), 4 * page);
@@ -384,10 +387,10 @@ static void test_read_only(void **state)
     assert_ptr_not_equal(map, MAP_FAILED);
     assert_int_equal(mprotect(map, page, PROT_READ | PROT_WRITE), -1);
     assert_int_equal(errno, EACCES);
-    segment.map[page + 7] = 42; /* the same pages, not a copy */
+    segment.map[page + 7] = 42; /* the client maps the same pages, not a copy */
     assert_int_equal(map[page + 7], 42);
 
-    /* The client's mapping outlives ours. */
+    /* The client's mapping outlives the segment. */
     segment_deinit(&segment);
     assert_int_equal(map[page + 7], 42);
     munmap(map, 2 * page);
@@ -410,7 +413,7 @@ static void test_read_write(void **state)
     assert_int_equal(segment.map[5], 17);
     munmap(map, page);
     close(fd);
-    segment.map[5] = 18; /* closing theirs does not touch ours */
+    segment.map[5] = 18; /* closing the client's descriptor leaves the segment */
     segment_deinit(&segment);
 }
 

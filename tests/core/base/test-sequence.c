@@ -15,11 +15,11 @@
 #include "core/base/sequence.h"
 #include "tests/group.h"
 
-/* In plan, a letter for each stage says what it returns: w waits, o is over, f fails with -ENOMEM. */
+/* plan has a letter for each stage, which says what the stage returns: w waits, o is over, f fails with -ENOMEM. */
 struct run {
     struct sequence sequence;
     const char *plan;
-    char log[32]; /* a letter for each stage that began; then . if all are over, ! if one failed */
+    char log[32]; /* a letter for each stage that began, then '.' if all are over or '!' if one failed */
     int result;
 };
 
@@ -86,7 +86,7 @@ static void test_waits(void **unused)
     assert_string_equal(run.log, "abc.");
 }
 
-/* A sequence that fails in sequence_start() reports it by the return value alone. */
+/* If a sequence fails in sequence_start(), only the return value reports it. */
 static void test_fails_at_the_start(void **unused)
 {
     struct run run = begin("of");

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Text that grows: it has all added text, foreign bytes are escaped, and its size is limited. */
+/* A strbuf has all text that was added, escapes foreign bytes, and limits its size. */
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -30,7 +30,7 @@ static void test_empty(void **userdata)
     strbuf_deinit(&buf);
 }
 
-/* Across every size at which the memory grows, piece by piece and in one piece. */
+/* Adds text piece by piece and in one piece, across every size at which the memory grows. */
 static void test_growth(void **userdata)
 {
     enum { MAX = 5000 };
@@ -58,7 +58,7 @@ static void test_growth(void **userdata)
     }
 }
 
-/* The text is read twice, for its length and for itself: numbers must not go astray in between. */
+/* strbuf_add() formats twice, for the length and for the text, and must read the same arguments both times. */
 static void test_format(void **userdata)
 {
     struct strbuf buf = {0};
@@ -81,7 +81,7 @@ static void test_bytes_need_no_end(void **userdata)
     strbuf_deinit(&buf);
 }
 
-/* All bytes but 0: the escaped text is printable, and shows which byte it was. */
+/* All bytes except 0. The escaped text is printable, and shows the byte's value. */
 static void test_foreign(void **userdata)
 {
     struct strbuf buf = {0};
@@ -103,7 +103,7 @@ static void test_foreign(void **userdata)
     }
 }
 
-/* Text that was added before the cut stays whole; text added later is left out, even if it would fit. */
+/* Text added before the cut is kept. Text added later is left out, even if it would fit. */
 static void test_cut(void **userdata)
 {
     static char chunk[60000];

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Orders of several kinds that overlap, end out of order, and are cancelled. */
+/* Orders of several kinds that overlap, end out of order, or are cancelled. */
 
 #include "core/base/base.h"
 #include "core/base/traffic.h"
@@ -20,7 +20,7 @@ static void check(const struct traffic *t, uint64_t n_orders, uint64_t n_sent, u
     assert_int_equal(t->busy_ns, busy_ns);
 }
 
-/* Two at once from 100 to 190, none until 300: time in which both are under way counts once. */
+/* Two orders overlap from 100 to 190; the next begins at 300. Time with two orders counts once. */
 static void test_overlapping_orders(void **state)
 {
     struct traffic traffic[N_TRAFFIC] = {0};
@@ -53,7 +53,7 @@ static void test_kinds(void **state)
     assert_string_equal(traffic_name(TRAFFIC_FETCH), "fetch");
 }
 
-/* The engine is killed: its time counts, its orders do not, and the next one begins anew. */
+/* The engine is killed. The time until then counts, the unfinished orders do not. Later orders are counted normally. */
 static void test_stop(void **state)
 {
     struct traffic traffic[N_TRAFFIC] = {0};

@@ -37,7 +37,7 @@ static void test_well_formed(void **userdata)
         for (size_t k = 1; k < n; k++)
             assert_false(utf8_begins(texts[i][k]));
     }
-    assert_int_equal(utf8_length("", 1), 1); /* NUL is a character, too */
+    assert_int_equal(utf8_length("", 1), 1); /* NUL is a character */
 }
 
 static void test_ill_formed(void **userdata)

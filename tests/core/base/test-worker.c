@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The worker pool: every item runs once, on a worker, and done() comes on the thread that reaps, after all of them.
- * Workers write plain memory and the loop reads it, so under thread sanitizer this file also tests that the
- * pool's locks order the two. Where threads must meet, they wait for each other; if the pool
- * does not let them meet, the test hangs until its time limit ends it.
+ * The worker pool runs every item once, on a worker. After all items of a work, done() is called on the thread that
+ * reaps. Workers write plain memory and the loop reads it, so under thread sanitizer this file also tests that the
+ * pool's locks order the two. Where threads must meet, they wait for each other; if the pool does not let them meet,
+ * the test hangs until its time limit ends it.
  */
 
 #include <fenv.h>
@@ -30,29 +30,29 @@
 
 enum { N_THREADS = 4, MAX_ITEMS = 2000 };
 
-/* A loop: the pool's notice is an eventfd that is polled. */
+/* A loop. The pool notifies it through an eventfd. */
 struct fixture {
     struct worker_pool *pool;
     int event_fd;
-    pthread_t thread; /* the one that reaps */
+    pthread_t thread; /* the thread that reaps */
     unsigned n_done;
     struct task *done[8]; /* in the order of done() */
 };
 
-/* A work and what became of it. */
+/* A work and what happened to it. */
 struct task {
     struct work work;
     struct fixture *f;
-    uint8_t n_runs[MAX_ITEMS]; /* plain memory, each item its own */
+    uint8_t n_runs[MAX_ITEMS]; /* plain memory, a byte for each item */
     unsigned n_done;
-    unsigned n_posts; /* still to come: posted again by done() */
+    unsigned n_posts; /* how often done() still posts the work again */
 };
 
 static void wake_up(void *userdata)
 {
     const struct fixture *f = userdata;
 
-    (void)eventfd_write(f->event_fd, 1); /* fails when nobody has read 2^64 notices */
+    (void)eventfd_write(f->event_fd, 1); /* fails only after 2^64 unread notices */
 }
 
 static void make(struct fixture *f, unsigned n_threads)
@@ -69,7 +69,7 @@ static void done_with(struct fixture *f)
     close(f->event_fd);
 }
 
-/* As the daemon's loop does it: sleeps until there is a notice, then reaps. */
+/* Sleeps until there is a notice, then reaps, as the daemon's loop does. */
 static unsigned loop_once(struct fixture *f)
 {
     struct pollfd poll_fd = {.fd = f->event_fd, .events = POLLIN};
@@ -139,11 +139,11 @@ static void test_items(void **state)
         assert_int_equal(n_items_done, n_items);
     }
     assert_int_equal(worker_pool_reap(f.pool), 0);
-    assert_int_equal(worker_pool_wait(f.pool), 0); /* and does not block */
+    assert_int_equal(worker_pool_wait(f.pool), 0); /* returns at once */
     done_with(&f);
 }
 
-/* A work without items is done at once, but done() comes only when a thread reaps. */
+/* A work without items is complete at once, but done() is called only when a thread reaps. */
 static void test_no_items(void **state)
 {
     struct fixture f;
@@ -182,11 +182,11 @@ static void free_task(struct work *work)
     struct task *task = container_of(work, struct task, work);
 
     note_done(work);
-    memset(task, 0xff, sizeof(*task)); /* whoever still looks at it falls over */
+    memset(task, 0xff, sizeof(*task)); /* a later use would crash */
     free(task);
 }
 
-/* Many works run at once, and only done() reports their ends. */
+/* Many works run at once. Only done() reports their ends. */
 static void test_many(void **state)
 {
     struct fixture f;
@@ -207,7 +207,7 @@ static void test_many(void **state)
     done_with(&f);
 }
 
-/* worker_pool_wait(), without a loop. */
+/* The thread waits with worker_pool_wait() instead of a loop. */
 static void test_wait(void **state)
 {
     struct fixture f;
@@ -236,7 +236,7 @@ static void test_wait(void **state)
 struct ordered {
     struct task task;
     unsigned *n_started;
-    unsigned place; /* at which its first item started */
+    unsigned place; /* how many items of all works started before its first */
 };
 
 static void run_ordered(struct work *work, uint32_t item)
@@ -249,7 +249,7 @@ static void run_ordered(struct work *work, uint32_t item)
     run_item(work, item);
 }
 
-/* One thread: works start, run and are done in the order of posting. */
+/* With one thread, works start, run and are done in the order of posting. */
 static void test_order(void **state)
 {
     struct ordered works[5];
@@ -308,7 +308,7 @@ static void meet(unsigned n_works, uint32_t n_items)
     pthread_barrier_destroy(&barrier);
 }
 
-/* Each of the items waits for all others, so each has a thread. */
+/* Each item waits for all others, so each item must have a thread. */
 static void test_several_at_once(void **state)
 {
     (void)state;
@@ -355,7 +355,7 @@ static void note_gated(struct work *work)
     container_of(work, struct gated, task.work)->task.f->n_done++;
 }
 
-/* A watchdog can tell whether work is under way, and whether it makes progress. */
+/* worker_pool_progress() says whether there is work, and counts what was done, for the watchdog. */
 static void test_progress(void **state)
 {
     struct fixture f;
@@ -374,13 +374,13 @@ static void test_progress(void **state)
 
     sem_wait(&gated.started);
     sem_post(&gated.go);
-    sem_wait(&gated.started); /* the second one runs, so the first one has ended */
+    sem_wait(&gated.started); /* the second item runs, so the first has ended */
     assert_true(worker_pool_progress(f.pool, &n));
     assert_int_equal(n, 1);
     atomic_fetch_add(worker_progress(f.pool), 1); /* as a long item does */
     assert_true(worker_pool_progress(f.pool, &n));
     assert_int_equal(n, 2);
-    assert_int_equal(worker_pool_reap(f.pool), 0); /* half a work is none */
+    assert_int_equal(worker_pool_reap(f.pool), 0); /* a work with an item left is not done */
     sem_post(&gated.go);
     loop_until(&f, 1);
     assert_false(worker_pool_progress(f.pool, &n));
@@ -389,7 +389,7 @@ static void test_progress(void **state)
     done_with(&f);
 }
 
-/* A work that runs holds up no other. */
+/* A running work does not delay the done() of another. */
 static void test_later_work_ends_first(void **state)
 {
     struct fixture f;
@@ -422,7 +422,7 @@ static void *open_gate(void *arg)
     return NULL;
 }
 
-/* worker_pool_wait() blocks for the first that ends, not for all, and not for none. */
+/* worker_pool_wait() blocks until the first work is done, not until all are, and not if there is no work. */
 static void test_wait_blocks(void **state)
 {
     struct fixture f;
@@ -457,8 +457,8 @@ static void run_nothing(struct work *work, uint32_t item)
 }
 
 /*
- * When worker_pool_free() returns, running items have ended; items that have not started never run. The second
- * work would take minutes, so a pool that runs all of it exceeds the time limit.
+ * When worker_pool_free() returns, running items have ended, and items that have not started never run. The second work
+ * would take minutes, so a pool that runs all of it exceeds the time limit.
  */
 static void test_free_while_busy(void **state)
 {
@@ -480,7 +480,7 @@ static void test_free_while_busy(void **state)
     assert_int_equal(pthread_create(&opener, NULL, open_gate, &gated), 0);
     worker_pool_free(f.pool);
     assert_int_equal(gated.n_inside, 0);
-    assert_int_equal(f.n_done, 0); /* done() is for who reaps */
+    assert_int_equal(f.n_done, 0); /* done() is called only when a thread reaps */
     pthread_join(opener, NULL);
     gated_deinit(&gated);
     close(f.event_fd);
@@ -513,7 +513,7 @@ static void test_free_idle(void **state)
 
 struct masked {
     struct task task;
-    sigset_t mask; /* of the thread that ran it */
+    sigset_t mask; /* mask of the worker that ran the item */
 };
 
 static void run_masked(struct work *work, uint32_t item)
@@ -524,7 +524,7 @@ static void run_masked(struct work *work, uint32_t item)
     run_item(work, item);
 }
 
-/* Signals go to the loop: it is the one that knows what to do about SIGTERM. */
+/* Workers block signals, because the loop handles them. */
 static void test_signals_are_blocked(void **state)
 {
     static const int signals[] = {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGCHLD, SIGALRM};
@@ -557,7 +557,10 @@ static int try_pool(void)
     return r;
 }
 
-/* Threads inherit what a library has done to this one; their kernels would give other bits. */
+/*
+ * Workers inherit the floating-point environment. A pool is refused if it is unusual, because kernels would give other
+ * bits.
+ */
 static void test_float_environment(void **state)
 {
     int r;
@@ -568,7 +571,7 @@ static void test_float_environment(void **state)
     fesetround(FE_TONEAREST);
     assert_int_equal(r, -ENOTSUP);
 #ifdef __SSE2__
-    for (unsigned bit = 6; bit <= 15; bit += 9) { /* denormals are zero, flush to zero */
+    for (unsigned bit = 6; bit <= 15; bit += 9) { /* denormals-are-zero, flush-to-zero */
         unsigned before = _mm_getcsr();
 
         _mm_setcsr(before | 1u << bit);

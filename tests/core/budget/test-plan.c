@@ -17,7 +17,7 @@
 
 /* ---- the paper ----------------------------------------------------------------------------------------- */
 
-/* Table 1 of the ZeRO paper (arXiv 1910.02054) as it is printed, GB per device. */
+/* Table 1 of the ZeRO paper (arXiv 1910.02054) as printed, in GB per device. */
 struct row {
     unsigned ranks;
     const char *cells[3][3]; /* model x stage 1, 2, 3 */
@@ -35,9 +35,8 @@ static const struct row table1[] = {
 };
 
 /*
- * How the table rounds: the columns of the 7.5B model half up, to one decimal, or two where
- * all is partitioned; the others are cut to whole numbers, the very last column to one
- * decimal. Trailing zeros are not printed.
+ * Rounds as the table does. The columns of the 7.5B model are rounded half up to one decimal, or to two in stage 3. The
+ * other columns are cut to whole numbers, the very last one to one decimal. Trailing zeros are not printed.
  */
 static void print_cell(char dst[32], size_t model, unsigned stage, double gb)
 {
@@ -73,7 +72,7 @@ static void check_gb(double n_params, unsigned ranks, unsigned stage, double exp
     assert_true(fabs(plan_model_states(n_params, ranks, stage) - expected) <= 1e-9 * expected);
 }
 
-/* Worked out as fractions: all of these are exact in decimal. */
+/* The expected values are worked out as fractions, and are exact in decimal. */
 static void test_formulas(void **state)
 {
     check_gb(7.5e9, 1, 0, 120);
@@ -140,8 +139,8 @@ static struct plan_bytes plan(const struct layout *layout, struct plan_options o
 }
 
 /*
- * Four ranks, two of them here: half of everything is owned. Bucket 0 is b, 20,224 padded elements
- * with bf16 weights and gradients; bucket 1 is a, 10,240 of fp32; f is 5,003 frozen elements of bf16.
+ * Four ranks, two of them on this node, which therefore owns half of everything. Bucket 0 is b, 20,224 padded elements
+ * with bf16 weights and gradients. Bucket 1 is a, 10,240 of fp32. f has 5,003 frozen elements of bf16.
  */
 static struct layout *make_mixed(void)
 {
@@ -160,8 +159,10 @@ static void test_stages(void **state)
     struct plan_options options = {.stage = 1, .n_moments = 2, .first_local_rank = 2, .n_local_ranks = 2};
     struct plan_bytes bytes;
 
-    /* Moments of both, masters of b. Weights: b with room for 64 ranks (24,064 elements), a from the
-     * next multiple of 4096 on (14,080), f. */
+    /*
+     * State: moments of a and b, masters of b. Weights: b with room for 64 ranks (24,064 elements), a from the next
+     * multiple of 4096 (14,080 elements), f.
+     */
     bytes = plan(layout, options);
     assert_int_equal(bytes.state, pages(2 * 4 * (10112 + 5120) + 4 * 10112));
     assert_int_equal(bytes.gradient, pages(4 * (10112 + 5120)));
@@ -182,14 +183,14 @@ static void test_stages(void **state)
     options.stage3_max_live_elems = 2000;
     bytes = plan(layout, options);
     assert_int_equal(bytes.state,
-                     pages(3 * 4 * (10112 + 5120) + 10048)); /* 10,006 bytes, in 64s: every node has them */
+                     pages(3 * 4 * (10112 + 5120) + 10048)); /* f, 10,006 bytes rounded up to 64s, is on every node */
     assert_int_equal(bytes.gradient, pages(4 * (10112 + 5120)));
     assert_int_equal(bytes.weights, 0);
     assert_int_equal(bytes.pool, pages(2 * 2000 * 4));
     layout_free(layout);
 }
 
-/* a, and m of 20,000 elements in bf16, which Muon updates. */
+/* a, and m of 20,000 elements in bf16. Muon updates m. */
 static struct layout *make_with_matrix(void)
 {
     const uint64_t shape[] = {100, 200};
@@ -208,7 +209,7 @@ static struct layout *make_with_matrix(void)
     return make(decls, 2, 4, 1024);
 }
 
-/* Muon's bucket is on the node of rank 0 as a whole, without exp_avg_sq. */
+/* The node of rank 0 owns all of Muon's bucket, which has no exp_avg_sq. */
 static void test_muon(void **state)
 {
     struct layout *layout = make_with_matrix();
@@ -224,7 +225,7 @@ static void test_muon(void **state)
     layout_free(layout);
 }
 
-/* 64 frozen parameters alone, so that a byte too much in each is a page. */
+/* The parameters are 64 frozen ones, so that one byte too much in each adds up to a page. */
 static void check_frozen(uint64_t n_elems, unsigned world_size, unsigned n_local, uint64_t expected_each)
 {
     struct layout_decl decls[64] = {};
@@ -249,9 +250,9 @@ static void check_frozen(uint64_t n_elems, unsigned world_size, unsigned n_local
 
 static void test_frozen(void **state)
 {
-    check_frozen(96, 3, 1, 192); /* whole, whatever the node's share */
-    check_frozen(97, 3, 1, 256); /* 194 */
-    check_frozen(45, 7, 5, 128); /* 90 */
+    check_frozen(96, 3, 1, 192); /* all bytes, whatever the node's share */
+    check_frozen(97, 3, 1, 256); /* 194, rounded up */
+    check_frozen(45, 7, 5, 128); /* 90, rounded up */
     check_frozen(32, 7, 7, 64);
     check_frozen(0, 7, 7, 0);
 }
@@ -267,18 +268,18 @@ static void test_options(void **state)
     options.n_local_ranks = 1;
     assert_int_equal(plan(layout, options).weights, 2 * weights);
 
-    /* An optimizer without moments leaves the masters. */
+    /* Without moments only the masters are left. */
     options.n_moments = 0;
     assert_int_equal(plan(layout, options).state, pages(4 * 5056));
     options.n_moments = 1;
     assert_int_equal(plan(layout, options).state, pages(4 * 5056 + 4 * (5056 + 2560)));
     options.moments_dtype = DTYPE_BF16;
     assert_int_equal(plan(layout, options).state, pages(4 * 5056 + 2 * (5056 + 2560)));
-    options.moments_dtype = DTYPE_SIGNED8; /* 68 bytes for 64; each bucket's on a cache line */
+    options.moments_dtype = DTYPE_SIGNED8; /* 68 bytes for 64 elements; each bucket begins on a cache line */
     assert_int_equal(plan(layout, options).state, pages(4 * 5056 + 5376 + 2752));
     options.moments_dtype = DTYPE_F32;
 
-    /* Masters of 24 bits: a byte beside the weights, which stage 3 has in its state. */
+    /* Masters of 24 bits are a byte for each weight. In stage 3 the weights are in the state as well. */
     options.master24 = true;
     assert_int_equal(plan(layout, options).state, pages(5056 + 4 * (5056 + 2560)));
     options.stage = 3;
@@ -289,7 +290,7 @@ static void test_options(void **state)
     options.staging_bytes = 12345;
     assert_int_equal(plan(layout, options).staging, 12345);
 
-    /* A pool is never larger than all that could be in it; and private weights are none of stage 3. */
+    /* A pool is never larger than all parameters. In stage 3, private_weights has no effect. */
     options.stage = 3;
     options.stage3_max_live_elems = UINT64_MAX / 2;
     assert_int_equal(plan(layout, options).pool, layout->range_bytes);
@@ -299,7 +300,7 @@ static void test_options(void **state)
     layout_free(layout);
 }
 
-/* piece_bytes[DEVICE_N_PIECES]: what the engine has of each piece. */
+/* Sets piece_bytes[DEVICE_N_PIECES] to the size that the engine gives each piece. */
 static void engine_bytes(const struct layout *layout, const struct plan_options *asked, uint64_t *piece_bytes)
 {
     const struct device_plan_options options = {
@@ -336,7 +337,7 @@ static uint64_t engine_undo_bytes(const struct layout *layout, bool offload)
     return piece_bytes[DEVICE_UNDO];
 }
 
-/* 16 buckets, of which each rank owns 64 elements, so that narrow moments end before the next array may begin. */
+/* 16 buckets, of which each rank owns 64 elements, so that there is a gap between narrow moments and the next array. */
 static struct layout *make_small_buckets(void)
 {
     static const char *const names = "abcdefghijklmnop";
@@ -354,7 +355,7 @@ static struct layout *make_small_buckets(void)
     return make(decls, ARRAY_SIZE(decls), 4, n_elems);
 }
 
-/* Narrow moments and masters on GPUs: the engine's own figures. */
+/* The plan for narrow moments and masters on GPUs has the same figures as the engine. */
 static void test_narrow_on_devices(void **state)
 {
     static const struct {
@@ -379,7 +380,9 @@ static void test_narrow_on_devices(void **state)
     layout_free(layout);
 }
 
-/* Muon on GPUs: the engine's own figures, of two ranks of which one owns the matrix, and the scratch memory of that. */
+/*
+ * The plan for Muon on GPUs: the engine's figures for two ranks, one of which owns the matrix, and its scratch memory.
+ */
 static void check_muon_on_devices(unsigned stage, bool master24)
 {
     struct layout *layout = make_with_matrix();
@@ -420,7 +423,7 @@ static void test_muon_on_devices(void **state)
     check_muon_on_devices(3, true);
 }
 
-/* On GPUs, and with the optimizer in host memory: what is counted where, and nothing is lost between. */
+/* The plan on GPUs, with and without offload. Offload moves bytes to another class, and loses none. */
 static void test_devices(void **state)
 {
     struct layout *layout = make_mixed();
@@ -438,13 +441,13 @@ static void test_devices(void **state)
     assert_int_equal(offloaded.state, host.state + host.weights);
     assert_int_equal(offloaded.needed, on_gpus.needed + offloaded.state);
     assert_int_equal(offloaded.device, offloaded.gradient + on_gpus.ring + on_gpus.weights);
-    /* What is kept to undo orders: the engine's own figures. */
+    /* Memory to undo orders: the plan has the engine's figures. */
     assert_int_equal(on_gpus.state - host.state, 4 * engine_undo_bytes(layout, false));
     assert_int_equal(offloaded.gradient - on_gpus.gradient, 4 * engine_undo_bytes(layout, true));
     layout_free(layout);
 }
 
-/* Stage 3 on GPUs: no weights, and a pool for each rank that has room for two of the largest parameter and 16 MiB. */
+/* Stage 3 on GPUs has no weights. Each rank has a pool with room for two of the largest parameter and 16 MiB. */
 static void test_device_pools(void **state)
 {
     const struct layout_decl decls[] = {
@@ -456,7 +459,7 @@ static void test_device_pools(void **state)
         .stage = 3, .n_moments = 2, .n_local_ranks = 2, .on_devices = true, .stage3_max_live_elems = 1};
     struct plan_bytes bytes;
 
-    assert_int_equal(plan_device_pool_bytes(layout), pages(40000256 + 256 + 18000128)); /* all of them is less */
+    assert_int_equal(plan_device_pool_bytes(layout), pages(40000256 + 256 + 18000128)); /* limited to all parameters */
     assert_int_equal(plan_device_pool_bytes(other), pages(256 + 18000128));
     plan_bytes_by_class(layout, &options, &bytes);
     assert_int_equal(bytes.pool, 2 * plan_device_pool_bytes(layout));
@@ -477,13 +480,13 @@ static void test_large_device_pool(void **state)
     layout_free(layout);
 }
 
-/* Of an array of fp32 on one node, which has room for other numbers of ranks. */
+/* Return: the bytes of a bucket's fp32 array that a job on one node keeps free for other numbers of ranks. */
 static uint64_t spare_bytes(const struct layout *layout, uint32_t bucket)
 {
     return (layout->buckets[bucket].room_elems - layout->buckets[bucket].n_elems) * sizeof(float);
 }
 
-/* The bytes of all nodes add up to the bytes of a job on one node, less that room. */
+/* The bytes of all nodes add up to the bytes of a job on one node without spare_bytes(). */
 static void test_nodes_add_up(void **state)
 {
     const struct layout_decl decls[] = {
@@ -535,7 +538,7 @@ static void check_ring(const struct layout_decl *decls, uint32_t n, bool overlap
     layout_free(layout);
 }
 
-/* Parcels of 1,000,064 elements (a multiple of 128), 4,000,256 bytes, where a typical one has 4,000,000. */
+/* The largest parcels have 1,000,064 elements (a multiple of 128) or 4,000,256 bytes; a typical one has 4,000,000. */
 static void test_ring(void **state)
 {
     struct layout_decl decls[] = {
@@ -549,23 +552,23 @@ static void test_ring(void **state)
     check_ring(decls, 6, true, 4000256 + 4 * 4000000);
     check_ring(decls, 6, false, 4000256 + 4000000);
 
-    /* Never more than everything. */
+    /* The ring is never larger than all parcels. */
     check_ring(decls, 3, true, 3 * 4000256);
     check_ring(decls, 3, false, 4000256 + 4000000);
 
-    /* A large parameter travels in parts, and a limit that nothing reaches makes no parcel large. */
+    /* A large parameter travels in several parcels. A limit above all parameters must not make the ring larger. */
     decls[2].shape = &large;
     check_ring(decls, 6, true, 4000256 + 4 * 4000000);
     layout = make(decls, 2, 2, UINT64_MAX);
     assert_int_equal(plan_ring_bytes(layout, true, false), pages(layout->arena_bytes));
     layout_free(layout);
 
-    /* 16-bit gradients halve it all. */
+    /* 16-bit gradients halve the ring. */
     for (size_t i = 0; i < ARRAY_SIZE(decls); i++)
         decls[i].grad_dtype = DTYPE_BF16;
     check_ring(decls, 6, true, 2000128 + 4 * 2000000);
 
-    /* Where some are fp32, be it in the first parcel or in the last, a typical one is of fp32. */
+    /* If some gradients are fp32, in the first parcel or in the last, the typical parcel counts as fp32. */
     decls[2].shape = decls[0].shape;
     decls[5].grad_dtype = DTYPE_F32;
     check_ring(decls, 6, false, 4000256 + 4000000);
@@ -583,7 +586,7 @@ static void test_small_ring(void **state)
     assert_int_equal(plan_ring_bytes(layout, false, false), 1 << 20);
     layout_free(layout);
 
-    layout = make(&decls[1], 1, 2, 1000); /* nothing to train */
+    layout = make(&decls[1], 1, 2, 1000); /* no trainable parameter */
     assert_int_equal(plan_ring_bytes(layout, true, false), 1 << 20);
     assert_int_equal(plan(layout, (struct plan_options){.stage = 1, .n_local_ranks = 2}).state, 0);
     assert_int_equal(plan(layout, (struct plan_options){.stage = 2, .n_local_ranks = 2}).gradient, 0);
@@ -598,7 +601,10 @@ static void test_fixed(void **state)
     const struct plan_options none = {.stage = 1, .n_local_ranks = 3};
     uint64_t tables = plan(layout, none).fixed;
 
-    /* 2 buckets, 3 parameters; one chunk in each partition, and each a parcel, for buckets are of 1,024 elements. */
+    /*
+     * 2 buckets and 3 parameters. Each partition is one chunk, and each chunk is a parcel, because buckets hold 1,024
+     * elements.
+     */
     assert_int_equal(layout->n_chunks, 8);
     assert_int_equal(tables, sizeof(struct layout) + 3 * (sizeof(struct layout_param) + 4 + 2) +
                                  2 * sizeof(struct layout_bucket) + 8 * sizeof(struct layout_chunk) +

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Ranges of a tensor's elements as boxes: every range of many shapes, element by element. */
+/* Ranges of a tensor's elements are cut into boxes. Tests every range of many shapes, element by element. */
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -33,7 +33,7 @@ static uint64_t count(const struct shape *shape)
     return n;
 }
 
-/* Is the element in the box, by its indices? */
+/* Return: whether the box contains the element. Compares its indices. */
 static bool is_inside(const struct shape *shape, const struct box *box, uint64_t elem)
 {
     for (uint32_t d = shape->n_dims; d-- > 0;) {
@@ -83,7 +83,7 @@ static void test_most_boxes(void **state)
     for (size_t d = 0; d < LAYOUT_MAX_DIMS; d++)
         shape[d] = 3;
     assert_int_equal(box_cut(shape, LAYOUT_MAX_DIMS, 1, 43046720, boxes),
-                     BOX_MAX); /* all but the first and last of 3^16 */
+                     BOX_MAX); /* all elements of 3^16 except the first and last */
 }
 
 static void test_no_ranges(void **state)
@@ -91,7 +91,7 @@ static void test_no_ranges(void **state)
     static const struct box wrong[] = {
         {.offset = {0, 1, 0}, .shape = {2, 1, 4}}, /* rows of two planes */
         {.offset = {0, 0, 1}, .shape = {1, 2, 3}}, /* parts of two rows */
-        {.offset = {1, 0, 0}, .shape = {2, 3, 4}}, /* behind the end */
+        {.offset = {1, 0, 0}, .shape = {2, 3, 4}}, /* beyond the end */
         {.offset = {3, 0, 0}, .shape = {0, 3, 4}},          {.offset = {UINT64_MAX, 0, 0}, .shape = {2, 3, 4}},
         {.offset = {1, 0, 0}, .shape = {UINT64_MAX, 3, 4}},
     };

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* zerod.json: what is printed reads back; a text that is not as it was printed, or says what cannot be, is refused. */
+/*
+ * zerod.json: a printed description reads back. A text that differs from what was printed, or has impossible values, is
+ * refused.
+ */
 
 #include <inttypes.h>
 #include <setjmp.h>
@@ -45,7 +48,7 @@ static void add_file(struct description *d, const char *name, uint64_t n_bytes)
     file->hash.blocks = calloc(file->hash.n_blocks + 1, sizeof(*file->hash.blocks));
     snprintf(file->hash.whole, sizeof(file->hash.whole), "0123456789abcdef%016" PRIx64, n_bytes);
     for (size_t i = 0; i < file->hash.n_blocks; i++)
-        file->hash.blocks[i] = UINT64_C(0x9e3779b97f4a7c15) * i; /* that of the first is 0 */
+        file->hash.blocks[i] = UINT64_C(0x9e3779b97f4a7c15) * i; /* the first block's hash is 0 */
 }
 
 static struct description make(void)
@@ -134,7 +137,7 @@ static void test_reads_back(void **state)
     description_deinit(&d);
     d = (struct description){
         .version = strdup(""), .job = strdup(""), .optimizer = strdup(""), .configuration = strdup("")};
-    check_reads_back(&d); /* without files */
+    check_reads_back(&d); /* with no files */
     description_deinit(&d);
 }
 
@@ -151,7 +154,10 @@ static void test_find(void **state)
 
 /* ---- damage -------------------------------------------------------------------------------------------- */
 
-/* n_bytes of the text, in memory of that size. */
+/*
+ * Asserts that the first n_bytes of the text are refused. A copy of exactly that size lets sanitizers find reads beyond
+ * it.
+ */
 static void check_refused(const char *text, size_t n_bytes, const char *sentence)
 {
     char *copy = malloc(n_bytes + 1), why[WHY_BYTES] = "";
@@ -193,7 +199,7 @@ static void test_other_lengths(void **state)
     (void)state;
     for (size_t i = 0; i < n; i++)
         check_refused(text, i, NOT_AS_WRITTEN);
-    check_refused(text, n + 1, NOT_AS_WRITTEN); /* with its NUL */
+    check_refused(text, n + 1, NOT_AS_WRITTEN); /* including its NUL */
     check_refused(text + 1, n - 1, NOT_AS_WRITTEN);
     free(text);
     description_deinit(&d);
@@ -211,7 +217,7 @@ static void test_too_large(void **state)
 
 /* ---- what is said, and sealed, but cannot be ----------------------------------------------------------- */
 
-/* A valid text with one part of it exchanged, and sealed again. To be freed. */
+/* Return: a valid text with one part replaced and a new seal. The caller frees it. */
 static char *print_with(const char *what, const char *instead)
 {
     static const char seal[] = ",\"xxh128_of_the_above\":\"";
@@ -336,12 +342,12 @@ static void test_names_of_files(void **state)
         check_refused_with("\"name\":\"model.safetensors\"", instead, sentence);
     }
     check_refused_with("\"name\":\"optimizer.safetensors\"", "\"name\":\"model.safetensors\"",
-                       "its entry for file \"model.safetensors\" is invalid"); /* twice */
+                       "its entry for file \"model.safetensors\" is invalid"); /* the same name twice */
 }
 
 #define OF_OPTIMIZER "its entry for file \"optimizer.safetensors\" is invalid"
 
-/* The optimizer's file has one block. */
+/* The checks of sizes and hashes, at the entry of the optimizer's file, which has one block. */
 static void test_hashes_of_files(void **state)
 {
     (void)state;
@@ -360,7 +366,7 @@ static void test_hashes_of_files(void **state)
     check_refused_with("0123456789abcdef0000000000100000", "0123456789abcdeF0000000000100000", OF_OPTIMIZER);
 }
 
-/* Not every file need be an object. */
+/* An entry of "files" that is not an object is refused. */
 static void test_files_that_are_none(void **state)
 {
     (void)state;
@@ -378,7 +384,7 @@ static double cpu_s(void)
     return (double)ts.tv_sec + (double)ts.tv_nsec / 1e9;
 }
 
-/* Return: how long it takes to read a description with so many files. */
+/* Return: the seconds that reading a description with n files takes. */
 static double read_many(size_t n)
 {
     struct description d = make(), read;
@@ -400,7 +406,10 @@ static double read_many(size_t n)
     return since;
 }
 
-/* Ten times as many take about ten times as long; when each name was compared with all others, a hundred times. */
+/*
+ * Ten times as many files take about ten times as long. Comparing each name with all others would take a hundred times
+ * as long.
+ */
 static void test_many_files(void **state)
 {
     double few_s = read_many(6000), many_s = read_many(60000);

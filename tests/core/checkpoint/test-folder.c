@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Folders of checkpoints: which are listed, whether they are whole, and why not; and that verifying finds wrong bytes.
+/*
+ * Folders of checkpoints: which are listed, whether they are complete, why not, and that verifying finds wrong bytes.
  */
 
 #include <fcntl.h>
@@ -95,7 +96,7 @@ static void write_tensors(int folder, struct description *d, unsigned which)
     free(bytes);
 }
 
-/* step: what the description says. Return: the checkpoint's descriptor. */
+/* Makes a checkpoint whose description has this step. Return: the descriptor of its folder. */
 static int make(const char *name, uint64_t step)
 {
     struct description d = {.version = strdup("1"),
@@ -118,7 +119,7 @@ static int make(const char *name, uint64_t step)
     return folder;
 }
 
-/* There is one entry. */
+/* Asserts that there is one entry, and returns it. */
 static struct folder_entry list_one(void)
 {
     struct folder_list list;
@@ -214,7 +215,7 @@ static void test_whole(void **state)
     close(folder);
 }
 
-/* The newest first; other names, and what is in them, do not matter. */
+/* Entries are listed with the newest first. Other names and their contents are ignored. */
 static void test_order(void **state)
 {
     static const uint64_t steps[] = {7, 300000000, 12, 1};
@@ -292,7 +293,7 @@ static void test_sizes(void **state)
     close(folder);
 }
 
-/* Somebody has renamed it. */
+/* A checkpoint that was renamed to another step. */
 static void test_other_step(void **state)
 {
     struct folder_entry entry;
@@ -328,7 +329,7 @@ static void test_other_kinds(void **state)
         check_instead_of(names[i]);
         assert_int_equal(unlinkat(folder, names[i], 0), 0);
         assert_int_equal(mkfifoat(folder, names[i], 0666), 0);
-        check_instead_of(names[i]); /* and nobody waits for a writer */
+        check_instead_of(names[i]); /* reading a pipe does not wait for its writer */
         assert_int_equal(unlinkat(folder, names[i], 0), 0);
         assert_int_equal(mkdirat(folder, names[i], 0777), 0);
         check_instead_of(names[i]);
@@ -419,7 +420,7 @@ static void test_verify(void **state)
     assert_int_equal(seen.n_bytes, seen.n_done);
     assert_int_equal(
         folder_verify(folder, &d, &(struct folder_verifier){.bad = note_bad, .userdata = &seen}, why, sizeof(why)), 0);
-    assert_int_equal(unlinkat(folder, "optimizer.safetensors", 0), 0); /* after it was opened */
+    assert_int_equal(unlinkat(folder, "optimizer.safetensors", 0), 0); /* the folder is open already */
     assert_int_equal(verify(folder, &d, &seen, why), -ENOENT);
     assert_string_equal(why, "optimizer.safetensors: No such file or directory");
     close(folder);
@@ -437,7 +438,7 @@ static void flip(int folder, const char *name, uint64_t bit)
     close(fd);
 }
 
-/* A wrong bit in a file of tensors: verifying names its MiB. */
+/* Verifying finds a wrong bit in a file of tensors, and names its MiB. */
 static void check_flip_found(int folder, const struct description *d, unsigned which, uint64_t bit)
 {
     char why[FOLDER_WHY_BYTES];
@@ -451,7 +452,7 @@ static void check_flip_found(int folder, const struct description *d, unsigned w
     flip(folder, file_names[which], bit);
 }
 
-/* A wrong bit in the description: it does not open. */
+/* A description with a wrong bit is refused when it is opened. */
 static void check_flip_refused(int folder, uint64_t bit)
 {
     flip(folder, CHECKPOINT_DESCRIPTION, bit);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Hashes of a file: those of xxHash's one call over all of its bytes, whatever pieces it came in. */
+/* A file's hashes equal those of one call of xxHash over all its bytes, whatever the size of the pieces. */
 
 #include <inttypes.h>
 #include <setjmp.h>
@@ -59,7 +59,7 @@ static void check(const struct file_hash *hash, size_t n_bytes)
     }
 }
 
-/* piece: how many bytes at a time. */
+/* Hashes n_bytes in pieces of `piece` bytes. */
 static void hash_in_pieces(size_t n_bytes, size_t piece)
 {
     struct hash_state *state = hash_new(n_bytes);
@@ -106,7 +106,7 @@ static void test_empty_pieces(void **state)
     file_hash_deinit(&hash);
 }
 
-/* A writer that gives up frees it, in any state. */
+/* A writer that gives up can free the state at any time. */
 static void test_gives_up(void **state)
 {
     struct hash_state *s = hash_new(2 * MIB);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Headers of safetensors files: what is written reads back, and every kind of malformed header is refused. */
+/* Headers of safetensors files: a written header reads back, and every kind of malformed header is refused. */
 
 #include <inttypes.h>
 #include <setjmp.h>
@@ -30,7 +30,7 @@ static void add(struct safetensors *file, const char *name, int dtype, uint32_t 
     assert_int_equal(safetensors_add(file, name, dtype, shape, NULL, n_dims), 0);
 }
 
-/* Return: of its header, to be freed. */
+/* Return: the file's header, which the caller frees. Sets n_bytes to its size. */
 static uint8_t *print(struct safetensors *file, size_t *n_bytes)
 {
     uint8_t *bytes = NULL;
@@ -51,7 +51,7 @@ static void check_same(const struct safetensors_tensor *a, const struct safetens
     assert_int_equal(a->n_bytes, b->n_bytes);
 }
 
-/* Prints it, parses that, and finds every tensor of the one in the other. Frees the written one. */
+/* Prints a header, parses it, and asserts that both have the same tensors. Frees `written`. */
 static void check_reads_back(struct safetensors *written)
 {
     struct safetensors read;
@@ -95,7 +95,7 @@ static void test_reads_back(void **state)
     check_reads_back(&file);
 }
 
-/* The layout takes any shape that has a dimension of 0. */
+/* A layout may have any shape with a dimension of 0. */
 static void test_empty_of_a_large_shape(void **state)
 {
     const uint64_t shape[] = {UINT64_C(1) << 40, UINT64_C(1) << 40, 0, 3};
@@ -141,7 +141,9 @@ static void test_most_dimensions(void **state)
     check_reads_back(&file);
 }
 
-/* Tensors follow one another in the order in which they were added, and their data begins aligned for any type. */
+/*
+ * Tensors are in the order in which they were added, without gaps. Their data begins at an offset that suits any type.
+ */
 static void test_places(void **state)
 {
     struct safetensors file = {0};
@@ -184,7 +186,7 @@ static void test_at(void **state)
     assert_int_equal(safetensors_at(&file, data - 1), file.n);
     assert_int_equal(safetensors_at(&file, data), 0);
     assert_int_equal(safetensors_at(&file, data + 3), 0);
-    assert_int_equal(safetensors_at(&file, data + 4), 2); /* c, not the empty one before it */
+    assert_int_equal(safetensors_at(&file, data + 4), 2); /* c, not the empty tensor before it */
     assert_int_equal(safetensors_at(&file, data + 11), 2);
     assert_int_equal(safetensors_at(&file, UINT64_MAX), 2);
     safetensors_deinit(&file);
@@ -227,7 +229,9 @@ static void test_no_boxes(void **state)
     check_reads_back(&file);
 }
 
-/* As torch.distributed.checkpoint's HuggingFaceStorageReader reads it: JSON in a text, with every tensor of the file.
+/*
+ * The metadata that torch.distributed.checkpoint's HuggingFaceStorageReader reads: JSON in a string, with every tensor
+ * of the file.
  */
 static void test_text_of_boxes(void **state)
 {
@@ -282,7 +286,7 @@ static void test_any_names(void **state)
     check_reads_back(&file);
 }
 
-/* Two names of which one is what the other becomes. */
+/* Two names that become equal when they are printed. */
 static void test_duplicates(void **state)
 {
     struct safetensors file = {0};
@@ -296,7 +300,7 @@ static void test_duplicates(void **state)
     check_reads_back(&file);
 }
 
-/* The format has a field of that name beside the tensors. */
+/* The format reserves this name. */
 static void test_reserved_name(void **state)
 {
     struct safetensors file = {0};
@@ -329,11 +333,11 @@ static void test_too_large(void **state)
 
 /* ---- reading ------------------------------------------------------------------------------------------- */
 
-/* n_text: of its bytes, which may have a NUL. The file has n_data bytes behind the header. */
+/* Parses a header of n_text bytes, which may contain a NUL. The file has n_data bytes behind the header. */
 static int parse_bytes(struct safetensors *out, const char *text, size_t n_text, uint64_t n_data, char *why)
 {
     uint64_t n_bytes = SAFETENSORS_LENGTH_BYTES + n_text;
-    _cleanup_free_ uint8_t *bytes = malloc(n_bytes); /* of its length: the sanitizer sees what is read behind it */
+    _cleanup_free_ uint8_t *bytes = malloc(n_bytes); /* of the exact size, so that a sanitizer finds reads beyond it */
 
     for (unsigned i = 0; i < SAFETENSORS_LENGTH_BYTES; i++)
         bytes[i] = (uint8_t)((uint64_t)n_text >> 8 * i);
@@ -377,9 +381,9 @@ static void test_valid(void **state)
     check_taken("{\"__metadata__\":{}}", 0, 0);
     check_taken("{" F32("a", "[]", "0", "4") "}", 4, 1);
     check_taken("{" F32("a", "[1]", "4", "8") "," F32("b", "[1]", "0", "4") "}", 8, 2);      /* any order */
-    check_taken("{" F32("a", "[1]", "0", "4") "," F32("b", "[0]", "4", "4") "}", 4, 2);      /* an empty one behind */
-    check_taken("{" F32("a", "[1]", "0", "4") "," F32("b", "[9,0,9]", "0", "0") "}", 4, 2);  /* and before */
-    check_taken("{\"a\":{\"dtype\":\"F64\",\"shape\":[2],\"data_offsets\":[0,16]}}", 16, 1); /* a type of no use here */
+    check_taken("{" F32("a", "[1]", "0", "4") "," F32("b", "[0]", "4", "4") "}", 4, 2);      /* an empty one last */
+    check_taken("{" F32("a", "[1]", "0", "4") "," F32("b", "[9,0,9]", "0", "0") "}", 4, 2);  /* an empty one first */
+    check_taken("{\"a\":{\"dtype\":\"F64\",\"shape\":[2],\"data_offsets\":[0,16]}}", 16, 1); /* an unused type */
     check_taken("{\"a\":{\"dtype\":\"F4\",\"shape\":[3],\"data_offsets\":[0,2]}}", 2, 1);
     check_taken("{\"a\":{\"more\":[{}],\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[0,3]}}", 3, 1);
     check_taken("{\"a:b\\\":\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[0,3]}}", 3, 1);
@@ -495,7 +499,7 @@ static void test_gaps_and_overlaps(void **state)
         check_refused(texts[i], strlen(texts[i]), 8, GAPS);
 }
 
-/* One of the two would be lost, with all JSON libraries. */
+/* Names that occur twice are refused, because any JSON library would lose one of the two. */
 static void test_two_of_one_name(void **state)
 {
     static const char *const texts[] = {
@@ -525,7 +529,7 @@ static void test_nul_in_names(void **state)
     check_refused(raw, sizeof(raw) - 1, 4, NOT_JSON);
 }
 
-/* Names that zerod would print are clean; two that become one are refused. */
+/* Control characters in names are escaped. Two names that become equal are refused. */
 static void test_control_characters(void **state)
 {
     static const char text[] = "{" F32("\\u001b[31m", "[1]", "0", "4") "}";
@@ -541,7 +545,7 @@ static void test_control_characters(void **state)
     check_refused(two, sizeof(two) - 1, 8, "its header has two tensors with names like \"\\x1b\"");
 }
 
-/* Tensor "a" of 2 x 1 elements, in a header that says this of where it begins. */
+/* A header with tensor "a" of 2 x 1 elements. `info` says where the tensor begins in a larger one. */
 #define SHARDED(info) "{\"__metadata__\":{\"DCP_SHARDING_INFO\":" info "}," F32("a", "[2,1]", "0", "8") "}"
 #define BEGINS_WRONG "its header has an invalid start for tensor \"a\""
 
@@ -555,9 +559,9 @@ static void test_boxes(void **state)
     (void)state;
     check_taken(SHARDED("\"{\\\"a\\\":{\\\"saved_offsets\\\":[5,0]}}\""), 8, 1);
     check_taken(SHARDED("\" {\\\"b\\\":1,\\\"a\\\":{\\\"more\\\":{},\\\"saved_offsets\\\":[5,0]}}\\n\""), 8, 1);
-    check_taken(SHARDED("1"), 8, 1);    /* no text: it says nothing of boxes */
-    check_taken(SHARDED("null"), 8, 1); /* likewise */
-    check_taken(other, 8, 1);           /* a type of no use here need not say where it begins */
+    check_taken(SHARDED("1"), 8, 1);    /* not a string, so it is ignored */
+    check_taken(SHARDED("null"), 8, 1); /* ignored as well */
+    check_taken(other, 8, 1);           /* for a type that zerod does not use, no start is needed */
     assert_int_equal(parse_bytes(&file, SHARDED("\"{\\\"a\\\":{\\\"saved_offsets\\\":[5,0]}}\""),
                                  strlen(SHARDED("\"{\\\"a\\\":{\\\"saved_offsets\\\":[5,0]}}\"")), 8, why),
                      0);
@@ -601,7 +605,7 @@ static void test_wrong_boxes(void **state)
         check_refused(rows[i].text, strlen(rows[i].text), 8, rows[i].sentence);
 }
 
-/* A length that is larger than the file, or than any header. */
+/* Lengths that are larger than the file, or than any header. */
 static void test_lengths(void **state)
 {
     static const struct {
@@ -632,7 +636,7 @@ static void test_lengths(void **state)
     }
 }
 
-/* Every text that is cut short, and every one with a wrong byte, is read or refused, and nothing else. */
+/* Cuts the text at every byte, and changes every byte. Each result must be read or refused without harm. */
 static void check_damaged(const char *text, uint64_t n_data, size_t n_tensors)
 {
     const size_t n = strlen(text);

@@ -54,7 +54,7 @@ static void test_file_kinds(void **state)
             fail_msg("%s", others[i]);
 }
 
-/* Each optimizer names its moments as torch's does. */
+/* Moments have torch's names, for each optimizer. */
 static void test_tensor_names(void **state)
 {
     char *name = tensor_state_name("layers.0.weight", TENSOR_STEP), rank[16];

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* Shared by the tests of the configuration: they read a text, and some expect it to be right. */
+/* Helpers for tests of the configuration: they load a text, and load_valid() asserts that it is valid. */
 
 #include "core/config/config.h"
 
@@ -46,7 +46,7 @@ static inline struct config *load_valid(const char *text)
     return load_valid_with(text, NULL);
 }
 
-/* Not inlined: gcc 12 mistakes what getdelim() allocates for the local that holds it. */
+/* Not inlined, because gcc 12 would confuse the local `text` with the memory that getdelim() allocates for it. */
 static __attribute__((noinline, unused)) char *read_whole_file(const char *path)
 {
     const char *root = getenv("ZEROD_SOURCE_ROOT");

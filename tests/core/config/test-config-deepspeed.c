@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Files of DeepSpeed and accelerate: other names, switches, comments, what is "at once", what is left to the program,
- * what only a slip of the pen explains, and a file that names another one.
+ * Files of DeepSpeed and accelerate: their names of keys, switches, comments, values that mean "at once" or "left to
+ * the program", typing errors, and a file that names another file.
  */
 
 #include "core/base/base.h"
@@ -14,7 +14,7 @@
 #include <stdio.h>
 #include <sys/stat.h>
 
-/* Read as by zerodrun -n 2, which gives the socket and the ranks. */
+/* Loads a text as zerodrun -n 2 does, which gives the socket and the number of ranks. */
 static int load_foreign(struct config **config, const char *text, struct config_problems *problems)
 {
     struct config_source source = {
@@ -38,7 +38,7 @@ static struct config *load_foreign_valid(const char *text)
     return config;
 }
 
-/* Does one problem, a note or not, say this of this key? */
+/* Return: whether a problem with this key has this text. `note` chooses between notes and errors. */
 static bool says(const struct config_problems *problems, bool note, const char *key, const char *text)
 {
     for (size_t i = 0; i < problems->n_items; i++) {
@@ -51,7 +51,7 @@ static bool says(const struct config_problems *problems, bool note, const char *
 }
 
 struct remark {
-    const char *text; /* of the file, without its first key */
+    const char *text; /* the file's text behind its first two keys */
     const char *key, *said;
     bool refused;
 };
@@ -74,7 +74,7 @@ static void expect_remark(const struct remark *remark)
     config_problems_deinit(&problems);
 }
 
-/* One line for each key, and no more. */
+/* Each text draws exactly one remark, or none where the key is NULL. */
 static void test_remarks(void **state)
 {
     static const struct remark remarks[] = {
@@ -90,7 +90,7 @@ static void test_remarks(void **state)
          "0 is \"at once\" for DeepSpeed"},
         {"\"zero_optimization\": {\"max_live_parameters\": 5, \"stage3_max_live_parameters\": 5}",
          "zero_optimization.stage3_max_live_parameters", "is given twice", true},
-        /* served as another value */
+        /* values that zerod replaces by others */
         {"\"zero_optimization\": {\"stage\": 0}", "zero_optimization.stage", "as in stage 1, which has the same"},
         {"\"communication_data_type\": \"fp16\"", "communication_data_type", "nothing is rounded"},
         {"\"zero_optimization\": true", "zero_optimization", "runs as {stage: 1}"},
@@ -113,7 +113,7 @@ static void test_remarks(void **state)
         {"\"compile\": {\"enabled\": false, \"passes\": [\"z1\", \"autosp\"]}", "compile.passes", "data-parallel",
          true},
         {"\"sequence_parallel_size\": 2", "sequence_parallel_size", "is refused", true},
-        /* what would train something else */
+        /* settings that would change the training */
         {"\"optimizer\": {\"type\": \"Lamb\", \"params\": {\"max_coeff\": 1}}", "optimizer.type",
          "\"Lamb\" is another optimizer, which zerod does not have; allowed: one of AdamW, Adam, SGD, Lion, Adagrad, "
          "Muon",
@@ -131,7 +131,7 @@ static void test_remarks(void **state)
         {"\"optimizer\": {\"type\": \"AdamW\", \"params\": {\"weight_decay\": \"auto\"}}"},
         {"\"optimizer\": {\"type\": \"Adam\"}"},
         {"\"scheduler\": {\"type\": \"WarmupLR\"}", "scheduler.params.warmup_max_lr", "DeepSpeed's is 0.001"},
-        /* keys of the program, and slips of the pen */
+        /* keys that only the program reads, and typing errors */
         {"\"cuda_visible_devices\": 0", "cuda_visible_devices", "DeepSpeed ignores it, and so does zerod"},
         {"\"stage\": 2", "stage", "nearest valid key: zero_optimization.stage"},
         {"\"enabled\": true", "enabled", "and so does zerod"},
@@ -144,7 +144,7 @@ static void test_remarks(void **state)
         expect_remark(&remarks[i]);
 }
 
-/* A name that is not near, or is that of another type, brings no suggestion: it would be a key of another meaning. */
+/* zerod suggests no key that is not similar, or that belongs to another type: that key would have another meaning. */
 static void test_no_far_suggestions(void **state)
 {
     static const char *const texts[] = {
@@ -172,7 +172,7 @@ static void test_no_far_suggestions(void **state)
     }
 }
 
-/* Where a file is zerod's own, an unknown key is refused. */
+/* A file that is zerod's own may have no unknown key. */
 static void test_own_files_are_strict(void **state)
 {
     struct config_problems problems = CONFIG_PROBLEMS_NULL;
@@ -200,14 +200,14 @@ static void test_values(void **state)
     assert_true(config_chooses_bucket(config));
     assert_int_equal(config->optimizer.type, OPTIMIZER_ADAMW);
     assert_true(config->optimizer.hyper.lr == 0.5);
-    /* The program's schedule counts: nothing of the file's is left that it could overrule. */
+    /* The program's schedule is used, so nothing is left of the schedule in the file. */
     assert_int_equal(config->scheduler.type, SCHEDULE_NONE);
     assert_int_equal(config_configured(config) & (CONFIG_GIVES_SCHEDULER | CONFIG_GIVES_MAX_LR), 0);
     assert_true(config->fp16.scale.min_scale == 0);
     config_free(config);
 }
 
-/* Of JSON with comments; what is between quotes is none. Places are those of the file. */
+/* JSON with comments. Text in quotes is never a comment. Places of problems are those in the file. */
 static void test_json_comments(void **state)
 {
     static const char text[] = "// { \"a\n/* \xc3\xa4 */ {\"train_batch_size\": 8, # \"\n"
@@ -225,14 +225,14 @@ static void test_json_comments(void **state)
         }
     config_problems_deinit(&problems);
 
-    /* In YAML // is no comment. */
+    /* In YAML, // begins no comment. */
     assert_int_equal(load(&config, MINIMAL "// a: b\n", NULL, &problems), 0);
     config_free(config);
     assert_int_equal(load(&config, MINIMAL "a // b: c\n", NULL, &problems), CONFIG_E_INVALID);
     config_problems_deinit(&problems);
 }
 
-/* No floor: the scale halves as long as fp32 has all bits of it. */
+/* Without a minimum the scale halves until fp32 would lose bits of it. */
 static void test_scale_without_minimum(void **state)
 {
     struct lossscale scale;
@@ -257,7 +257,10 @@ static void write_file(const char *folder, const char *name, const char *text)
     fclose(file);
 }
 
-/* accelerate's number of ranks counts unless the command line has one, and its other file is found beside it. */
+/*
+ * accelerate's num_processes is the number of ranks unless the command line has another. deepspeed_config_file is
+ * relative to the folder of accelerate's file.
+ */
 static void test_accelerate(void **state)
 {
     static const char cover[] = "distributed_type: DEEPSPEED\nnum_processes: 3\nmixed_precision: 'no'\n";
@@ -288,7 +291,7 @@ static void test_accelerate(void **state)
     config_free(config);
     config_problems_deinit(&problems);
 
-    /* Of several machines it is not the number of this one. */
+    /* With several machines, num_processes is not the number of ranks on this one. */
     snprintf(text, sizeof(text), "%snum_machines: 2\ndeepspeed_config: {deepspeed_config_file: ds.json}\n", cover);
     write_file(folder, "acc.yaml", text);
     assert_int_equal(config_load(&config, path, &given, &problems), CONFIG_E_INVALID);
@@ -304,7 +307,7 @@ static void test_accelerate(void **state)
     config_free(config);
     config_problems_deinit(&problems);
 
-    /* Problems of both files in one read. */
+    /* One load reports the problems of both files. */
     snprintf(text, sizeof(text), "%sdeepspeed_config: {deepspeed_config_file: ds.json, zero_stage: 2}\n", cover);
     write_file(folder, "acc.yaml", text);
     write_file(folder, "ds.json", "{\"train_batch_size\": 8, \"threads\": 0}");

@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/*
- * The table of keys, the manual, the manual page and the sample files name the same keys, values and
- * defaults.
- */
+/* The table of keys, the manual, the manual page and the sample files must name the same keys, values and defaults. */
 
 #include "core/base/base.h"
 #include "core/config/config-table.h"
@@ -15,7 +12,7 @@
 #include <ctype.h>
 #include <libfyaml.h>
 
-/* Each row is well formed, and its default is allowed and printed as it is written. */
+/* Asserts that each row is well formed, and that no two rows are for one key. */
 static void test_table(void **state)
 {
     size_t n_keys;
@@ -35,7 +32,7 @@ static void test_table(void **state)
     }
 }
 
-/* The lines of a text that begin with start + path + end, one after another. Return: the next, or NULL. */
+/* Return: the next line of text that begins with start + path + end, or NULL. */
 static const char *find_entry(const char *text, const char *start, const char *path, const char *end)
 {
     char wanted[256];
@@ -47,8 +44,9 @@ static const char *find_entry(const char *text, const char *start, const char *p
     return at;
 }
 
-/* Does one of the entries of a row's path say its sentence, its allowed values and its default? Entries end with
- * stop. */
+/*
+ * Return: whether an entry for the key has its sentence, its allowed values and its default. An entry ends at `stop`.
+ */
 static bool is_described(const char *text, const struct config_key *key, const char *start, const char *end,
                          const char *stop)
 {
@@ -71,7 +69,7 @@ static bool is_described(const char *text, const struct config_key *key, const c
     return false;
 }
 
-/* The manual page writes - as \-. */
+/* Removes roff's escapes: the manual page writes - as \-. */
 static void unescape(char *text)
 {
     char *to = text;
@@ -104,7 +102,7 @@ static void test_manuals_describe_every_key(void **state)
     free(page);
 }
 
-/* Every entry of a text, between start and end in one line, is a key of the table. */
+/* Asserts that each entry of a text is a key of the table. An entry is what one line has between start and end. */
 static void assert_entries_are_keys(const char *path, const char *start, char end)
 {
     char *text = read_whole_file(path), *rest = text, *line;
@@ -148,7 +146,7 @@ static void test_page_describes_only_keys(void **state)
     free(page);
 }
 
-/* "#key: value" is a key that is commented out; prose has a blank after the #. */
+/* Uncomments "#key: value". Prose has a blank after the #, and stays a comment. */
 static void uncomment(char *text)
 {
     bool in_indent = true;
@@ -163,7 +161,7 @@ static void uncomment(char *text)
     *to = '\0';
 }
 
-/* Marks the rows of the keys that a mapping has. Keys of other types of optimizer are looked for as well. */
+/* Marks the rows of the table whose keys a mapping has, whatever the type of the optimizer. */
 static void mark_keys(struct fy_node *node, const char *section, bool *named)
 {
     size_t n_keys;
@@ -226,7 +224,7 @@ static void load_sample(const char *path, struct config **config)
     char *text = read_whole_file(path);
     struct config_problems problems = CONFIG_PROBLEMS_NULL;
 
-    /* not what this build happens to have */
+    /* fixed, so that the engines of this build do not matter */
     if (load(config, text, &both_engines, &problems) != 0 || problems.n_items > 0) {
         config_problems_print(stderr, &problems);
         fail_msg("%s draws complaints", path);
@@ -271,7 +269,7 @@ static void test_sample_files_load(void **state)
     config_free(config);
 }
 
-/* If a sample file has a key in a comment, the value there is the key's default. */
+/* Where a sample file has a key in a comment, the comment shows the key's default. */
 static void test_sample_files_show_defaults(void **state)
 {
     char *text = read_whole_file("config/stage1.yaml"), *rest = text, *line;
@@ -303,7 +301,7 @@ static void test_sample_files_show_defaults(void **state)
     free(text);
 }
 
-/* The examples of the manual: its YAML loads, its sample of errors is what one gets. */
+/* The manual's YAML examples load, and its sample of errors is what config_problems_print() prints. */
 static void test_manual_examples(void **state)
 {
     static const char wrong[] = "job: pretrain\nlisten: {socket: /run/zerod/pretrain.sock}\nworld: {size: 4}\n"

@@ -12,9 +12,9 @@
 
 struct refusal {
     const char *yaml;  /* appended to MINIMAL */
-    const char *place; /* of the first problem; "" for the file as a whole */
+    const char *place; /* place of the first problem: "line:column", or "" for the file as a whole */
     const char *key;
-    const char *text; /* part of it */
+    const char *text; /* a part of the problem's text */
 };
 
 static void expect_refusal(const struct refusal *refusal, const char *text, size_t n_problems)
@@ -23,7 +23,7 @@ static void expect_refusal(const struct refusal *refusal, const char *text, size
     struct config *config;
     const struct config_problem *problem;
     char place[64];
-    /* not what this build happens to have */
+    /* fixed, so that the engines of this build do not matter */
     int r = load(&config, text, &(const struct config_build){.have_gloo = false}, &problems);
 
     if (r != CONFIG_E_INVALID || problems.n_errors != n_problems) {
@@ -46,7 +46,7 @@ static void expect_refusal(const struct refusal *refusal, const char *text, size
 static void test_refusals(void **state)
 {
     static const struct refusal cases[] = {
-        /* unknown keys and the nearest */
+        /* unknown keys, and the suggested nearest keys */
         {"jbo: x\n", "3:1", "jbo", "unknown key; allowed here: job, log_level, "},
         {"jbo: x\n", "3:1", "jbo", "nearest valid key: job"},
         {"stage: 2\n", "3:1", "stage", "nearest valid key: zero_optimization.stage"},
@@ -105,13 +105,13 @@ static void test_refusals(void **state)
         {"fp16: {min_loss_scale: -1}\n", "3:24", "fp16.min_loss_scale", "from 0"},
         {"limits: {handshake_timeout: 1ms}\n", "3:29", "limits.handshake_timeout", "from 100ms to 30d"},
         {"limits: {memory: 2000TiB}\n", "3:18", "limits.memory", "is out of range"},
-        /* aliases, tags, keys that are none */
+        /* aliases, tags, keys that are not plain words */
         {"job: &a x\nlog_level: *a\n", "4:12", "log_level", "an alias (*name) is not supported"},
         {"threads: !!int 4\n", "3:16", "threads", "a tag (!name) is not supported"},
         {"limits: !x {clients: 4}\n", "3:12", "limits", "a tag (!name) is not supported"},
         {"? [a]\n: b\n", "3:3", "", "a key is a plain word"},
         {"<<: {job: a}\n", "3:1", "<<", "unknown key"},
-        /* what does not go together */
+        /* keys and values that conflict */
         {"bf16: {stochastic_rounding: true}\n", "3:29", "bf16.stochastic_rounding",
          "there is nothing to round: needs bf16_optimizer_states: true"},
         {"optimizer: {params: {master_weight_bits: 16}}\n", "3:42", "optimizer.params.master_weight_bits",
@@ -142,7 +142,7 @@ static void test_refusals(void **state)
         {"scheduler: {type: OneCycle, params: {cycle_min_lr: 0}}\n", "3:19", "scheduler.type",
          "is another schedule, which zerod does not have"},
         {"scheduler: {type: Cosine, params: {cycle_min_lr: 0}}\n", "3:19", "scheduler.type", "is not known"},
-        /* no YAML */
+        /* not valid YAML */
         {"a: [1,\n", "4:1", "", "not valid YAML"},
         {"job: \"x\n", "3:7", "", "not valid YAML: "},
         {"job: a: b\n", "3:7", "", "not valid YAML"},
@@ -208,7 +208,7 @@ static void test_refusals_of_worlds(void **state)
         expect_refusal(&cases[i], cases[i].yaml, i == 0 ? 2 : 1);
 }
 
-/* Rules that only a build with engines comes to. */
+/* Rules that are reached only in a build with engines. */
 static void test_several_nodes(void **state)
 {
     static const struct {
@@ -250,7 +250,7 @@ static void test_several_nodes(void **state)
     config_free(load_valid_with(MINIMAL "device: cuda\ncollective: nccl\n", &both_engines));
 }
 
-/* GPUs of several nodes: how many, and what they need beside NCCL. */
+/* The limits on GPUs of several nodes. They need the engine gloo as well as nccl. */
 static void test_devices_of_several_nodes(void **state)
 {
     static const struct config_build only_nccl = {.have_nccl = true};
@@ -293,7 +293,7 @@ static void test_devices_of_several_nodes(void **state)
     }
 }
 
-/* Settings that work only in host memory. */
+/* Some settings are refused with device: cuda. */
 static void test_device(void **state)
 {
     static const struct {
@@ -322,7 +322,7 @@ static void test_device(void **state)
         &both_engines));
 }
 
-/* One node more than a mask holds, more pieces than it holds, and as many. */
+/* At most 64 nodes, which send at most 64 partial sums for each gradient. Both limits are tested from both sides. */
 static void test_too_many_nodes(void **state)
 {
     struct config_problems problems = CONFIG_PROBLEMS_NULL;
@@ -362,7 +362,9 @@ static void test_too_many_nodes(void **state)
     }
 }
 
-/* A beta2 with which bf16 moments that are rounded to the nearest lose all small changes is named. */
+/*
+ * A note is printed for bf16 moments that are rounded to the nearest if beta2 is so high that small changes are lost.
+ */
 static void test_beta2_of_bf16_moments(void **state)
 {
     static const struct {
@@ -396,7 +398,7 @@ static void test_beta2_of_bf16_moments(void **state)
     }
 }
 
-/* The data type between nodes is fp32 or bf16; a setting without effect is reported. */
+/* Between nodes, communication_data_type is fp32 or bf16. Where the setting has no effect, a note says so. */
 static void test_wire_between_nodes(void **state)
 {
     static const char nodes[] = "listen: {socket: /a}\ncollective: gloo\nworld: {size: 3, key_file: /k, nodes: "
@@ -450,7 +452,7 @@ static void test_socket_length(void **state)
     config_problems_deinit(&problems);
 }
 
-/* All problems of a file, in order of place, each with its line and a caret. */
+/* One load reports all problems of a file, in the order of their places, each with its line and a caret. */
 static void test_all_problems_at_once(void **state)
 {
     static const char text[] = "listen:\n"
@@ -510,7 +512,7 @@ static void test_all_problems_at_once(void **state)
     assert_int_equal(load(&config, text, NULL, &problems), CONFIG_E_INVALID);
     assert_int_equal(problems.n_items, 1);
     assert_string_equal(problems.items[0].place, "f.yaml:2:1");
-    assert_true(strncmp(problems.items[0].text, "not valid YAML: ", 16) == 0); /* what follows is the library's */
+    assert_true(strncmp(problems.items[0].text, "not valid YAML: ", 16) == 0); /* the library writes the rest */
     assert_string_equal(problems.items[0].source, "    \tsocket: /a\n    ^\n");
     config_problems_deinit(&problems);
 }
@@ -526,7 +528,7 @@ static char *repeated(const char *before, const char *what, size_t n, const char
     return text;
 }
 
-/* Input made to hurt: refused, with a bounded list of problems. */
+/* Malicious input is refused with a bounded list of problems. */
 static void test_hostile_texts(void **state)
 {
     char *texts[] = {
@@ -577,7 +579,10 @@ static void test_distance(void **state)
     assert_int_equal(config_distance("ca", "abc"), 3);
 }
 
-/* The library alone would read a megabyte of brackets for seconds. Those in texts and comments do not nest. */
+/*
+ * Without a limit of depth the library reads a megabyte of brackets for seconds. Brackets in texts and comments do not
+ * count.
+ */
 static void test_nested_too_deeply(void **userdata)
 {
     static const struct config_given given = {"/run/x.sock", 1};
@@ -607,7 +612,7 @@ static void test_nested_too_deeply(void **userdata)
     }
 }
 
-/* The item again and again, with its number for each '#'; to be freed. */
+/* Return: a string of n copies of item, with the copy's number for each '#'. The caller frees the string. */
 static char *repeat(const char *item, size_t n)
 {
     char *text = malloc(n * (strlen(item) + 16) + 1), *end = text;
@@ -619,7 +624,7 @@ static char *repeat(const char *item, size_t n)
     return text;
 }
 
-/* The library alone would read each of them for a second, and the anchors for minutes. */
+/* Without limits the library reads each of these files for a second, and the anchors for minutes. */
 static void test_too_wide(void **userdata)
 {
     static const struct {

@@ -16,7 +16,7 @@
 #include <sys/stat.h>
 #include <syslog.h>
 
-/* Welcome.configured goes from the daemon to the program as it is. */
+/* The program gets the daemon's CONFIG_GIVES_ bits unchanged, in Welcome.configured. */
 #define SAME_BIT(name) _Static_assert((int)CONFIG_GIVES_##name == (int)ZEROD_CONFIGURED_##name, "bits of " #name)
 SAME_BIT(LEAVE_CONTINUES);
 SAME_BIT(OPTIMIZER);
@@ -30,7 +30,7 @@ SAME_BIT(NESTEROV);
 SAME_BIT(LR_DECAY);
 SAME_BIT(SCHEDULER);
 
-/* What a configuration leaves open is chosen by where the job runs; a program reads the same of what is printed. */
+/* Where the file leaves a key open, its value depends on where the job runs: on one node, on several, or on GPUs. */
 static void test_chosen(void **state)
 {
     static const char nodes[] = "listen: {socket: /a}\nworld: {size: 2, key_file: /k,\n"
@@ -63,7 +63,7 @@ static void test_chosen(void **state)
     }
 }
 
-/* Models on GPUs, and the job in host memory. A size that the file gives stays. */
+/* The default bucket size with models on GPUs and the optimizer in host memory. A size in the file is kept. */
 static void test_bucket_for_gpus(void **state)
 {
     static const struct {
@@ -233,7 +233,7 @@ static void test_optimizer_defaults(void **state)
 {
     static const struct {
         const char *type;
-        struct hyper hyper; /* torch's; Lion: its paper's */
+        struct hyper hyper; /* torch's defaults; for Lion those of its paper */
     } cases[] = {
         {"AdamW", {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01}},
         {"Adam", {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .adam_w_mode = true}},
@@ -356,7 +356,7 @@ static void test_whole_numbers(void **state)
         {"5e", 0},
         {".", 0},
         {"5 elements", 0},
-        {"0", 500000}, /* "at once": as if it were not given */
+        {"0", 500000}, /* means "at once" in DeepSpeed; the default is used */
         {"007", 7},
         {"1.", 1},
         {"99999999999999999999", 0},
@@ -433,7 +433,7 @@ static void test_sizes_and_times(void **state)
     }
 }
 
-/* A file as it comes out of DeepSpeed's documentation: JSON, "auto", keys without effect. */
+/* A configuration as in DeepSpeed's documentation: JSON, "auto", and keys without effect. */
 static void test_deepspeed_file(void **state)
 {
     static const char text[] =
@@ -467,7 +467,7 @@ static void test_deepspeed_file(void **state)
                                            "sets one, else the default") != NULL;
         n_inert += strstr(problems.items[i].text, "has no effect here: ") != NULL;
     }
-    /* Of "auto" where a default is taken instead of what the program has; not of what is so anyway, or off. */
+    /* A note says that the default replaces "auto". Keys that are off or already have this value get no note. */
     assert_int_equal(n_auto, 1);
     assert_int_equal(n_overruled, 4); /* clipping and the schedule */
     assert_int_equal(n_inert, 4);
@@ -483,7 +483,9 @@ static void test_deepspeed_file(void **state)
     config_problems_deinit(&problems);
 }
 
-/* The only problem with this key; a section of it may have one, too. */
+/*
+ * Return: the problem with this key, or NULL. Asserts that there is at most one. Problems of its section do not count.
+ */
 static const struct config_problem *about_key(const struct config_problems *problems, const char *path)
 {
     const struct config_problem *found = NULL;
@@ -497,7 +499,7 @@ static const struct config_problem *about_key(const struct config_problems *prob
     return found;
 }
 
-/* Every key without effect is accepted in its place, and said to be one where it asks for something. */
+/* Every key without effect is accepted in its section. A note names the key if its value asks for something. */
 static void test_inert_keys(void **state)
 {
     static const char *const values[] = {"{a: 1}", "false", "auto", "null", "{}", "[]", "{enabled: false, a: 1}"};
@@ -564,7 +566,7 @@ static char *print(const struct config *config)
     return text;
 }
 
-/* What a command line gives counts where the file has nothing. */
+/* A value of the command line is used where the file has none. */
 static void test_given(void **state)
 {
     static const char deepspeed[] =
@@ -678,7 +680,7 @@ static void test_print_origins(void **state)
     config_free(config);
 }
 
-/* A stream that is full must not pass for success. */
+/* Printing to a full stream must fail. */
 static void test_print_to_full_stream(void **state)
 {
     struct config *config = load_valid(MINIMAL);

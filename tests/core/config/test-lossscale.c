@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The dynamic loss scale against DeepSpeed's rules, written here a second time with DeepSpeed's variables:
- * an iteration counter, the last iteration that overflowed, the current hysteresis. Trajectories are exact.
+ * Compares the dynamic loss scale with DeepSpeed's rules. They are written here a second time with DeepSpeed's
+ * variables: an iteration counter, the last iteration that overflowed, and the current hysteresis. Both must agree
+ * exactly.
  */
 
 #include "core/base/base.h"
@@ -23,7 +24,7 @@ struct reference {
     bool consecutive_hysteresis;
 };
 
-/* Return: whether the rules end the run here: an overflow at the minimum. */
+/* Return: whether the rules end the run, because the scale overflows at its minimum. */
 static bool reference_update(struct reference *ref, bool overflow)
 {
     bool stuck = false;
@@ -64,7 +65,7 @@ static struct reference reference_of(const struct lossscale_params *params)
     };
 }
 
-/* Return: how many overflows met the minimum. */
+/* Return: how many overflows happened at the minimum. */
 static unsigned compare_run(const struct lossscale_params *params, unsigned n_steps, unsigned percent)
 {
     struct reference ref = reference_of(params);
@@ -111,10 +112,10 @@ static void test_trajectories(void **state)
             }
         }
     }
-    assert_true(n_stuck > 100); /* the minimum was met, often */
+    assert_true(n_stuck > 100); /* overflows at the minimum were frequent */
 }
 
-/* The defaults of the section fp16, by hand. */
+/* The defaults of the section fp16; expected scales worked out by hand. */
 static void test_known_points(void **state)
 {
     struct lossscale_params params = {.initial_power = 16, .window = 1000, .hysteresis = 2, .min_scale = 1};
@@ -123,11 +124,11 @@ static void test_known_points(void **state)
     lossscale_init(&ls, &params);
     assert_true(ls.scale == 65536);
     lossscale_update(&ls, true);
-    assert_true(ls.scale == 65536); /* one unit of hysteresis gone */
+    assert_true(ls.scale == 65536); /* one of two units of hysteresis is used up */
     lossscale_update(&ls, true);
     assert_true(ls.scale == 32768);
     lossscale_update(&ls, true);
-    assert_true(ls.scale == 16384); /* and none comes back by itself */
+    assert_true(ls.scale == 16384); /* no unit came back */
 
     for (int i = 0; i < 1000; i++)
         lossscale_update(&ls, false);
@@ -135,7 +136,7 @@ static void test_known_points(void **state)
     lossscale_update(&ls, false);
     assert_true(ls.scale == 32768); /* a window of 1000 has passed */
     lossscale_update(&ls, true);
-    assert_true(ls.scale == 32768); /* the doubling refilled it */
+    assert_true(ls.scale == 32768); /* the hysteresis was full again since the scale doubled */
 }
 
 static void test_consecutive_hysteresis(void **state)
@@ -148,7 +149,7 @@ static void test_consecutive_hysteresis(void **state)
     for (int i = 0; i < 10; i++) {
         lossscale_update(&ls, true);
         lossscale_update(&ls, true);
-        lossscale_update(&ls, false); /* two in a row never reach three */
+        lossscale_update(&ls, false); /* never three overflows in a row */
     }
     assert_true(ls.scale == 256);
     for (int i = 0; i < 3; i++)
@@ -169,7 +170,7 @@ static void test_minimum(void **state)
     assert_true(ls.scale == 1);
     for (int i = 0; i < 3; i++)
         assert_int_equal(lossscale_update(&ls, false), 0);
-    assert_true(ls.scale == 2); /* it recovers */
+    assert_true(ls.scale == 2); /* the scale recovers from its minimum */
 }
 
 static void test_static(void **state)
@@ -196,7 +197,7 @@ static void test_ceiling(void **state)
     lossscale_init(&ls, &params);
     for (int i = 0; i < 2000; i++)
         lossscale_update(&ls, false);
-    assert_true(ls.scale == 0x1p127); /* still a number that fp32 holds */
+    assert_true(ls.scale == 0x1p127); /* the largest power of two that fp32 holds */
     lossscale_update(&ls, true);
     assert_true(ls.scale == 0x1p126);
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The schedules against DeepSpeed's documented behaviour, written here a second time as the object that
- * DeepSpeed has: something that is stepped after every applied step and remembers where it is. Agreement is
- * exact, because both compute in double in the same order.
+ * Compares the schedules with DeepSpeed's documented behaviour. It is written here a second time in DeepSpeed's form,
+ * an object that is stepped after each applied step and counts them. Both must agree exactly, because both compute in
+ * double in the same order.
  */
 
 #include "core/base/base.h"
@@ -17,7 +17,7 @@
 
 #include <cmocka.h>
 
-/* The stepped scheduler. Parameters as one would pass them in Python. */
+/* The stepped scheduler. Its parameters are those that a Python program passes. */
 struct stepped {
     const char *name;
     bool is_log;
@@ -25,7 +25,7 @@ struct stepped {
     double warmup_min_lr, warmup_max_lr, warmup_min_ratio, cos_min_ratio;
     double base_lr;
     long last_batch_iteration;
-    double lr; /* what the optimizer's group holds now */
+    double lr; /* what DeepSpeed's optimizer group has now */
 };
 
 static double stepped_ramp(const struct stepped *s)
@@ -142,7 +142,7 @@ static void test_trajectories(void **state)
     }
 }
 
-/* Figures worked out by hand, so that a slip made twice in the same way is seen. */
+/* Expected values are worked out by hand, to find a mistake that both implementations share. */
 static void test_known_points(void **state)
 {
     double zero = 0, max = 0.1, base = 0.5;
@@ -197,7 +197,7 @@ static void test_groups(void **state)
 
     assert_int_equal(schedule_check_groups(&s, 2, &key), SCHEDULE_E_GROUPS);
     assert_string_equal(key, "scheduler.params.warmup_min_lr");
-    s.warmup_min_lr.n_items = 1; /* one number is for any number of groups */
+    s.warmup_min_lr.n_items = 1; /* one number fits any number of groups */
     assert_int_equal(schedule_check_groups(&s, 4, &key), SCHEDULE_E_GROUPS);
     assert_string_equal(key, "scheduler.params.warmup_max_lr");
     s.warmup_max_lr.n_items = 0;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Gradients that did not come. */
+/* Scenarios of gradients that did not arrive. */
 
 #include "core/diagnosis/evidence.h"
 #include "tests/core/diagnosis/cause-scenarios.h"
@@ -57,7 +57,7 @@ static struct diagnostic *e1005_m1_scattered(const struct fixture *f)
     struct evidence_missing e = missing(f, TRAINER);
 
     for (unsigned i = 0; i < 6; i++)
-        ids[i] = f->encoder[2 * i]; /* the weights without the biases */
+        ids[i] = f->encoder[2 * i]; /* only the weights, no biases */
     e.params = ids;
     e.n_params = ARRAY_SIZE(ids);
     return cause_missing(&e);
@@ -68,7 +68,7 @@ static struct diagnostic *e1005_m1_single(const struct fixture *f)
     static uint32_t ids[2];
     struct evidence_missing e = missing(f, TRAINER);
 
-    ids[0] = f->encoder[1]; /* two biases of modules whose weights are used */
+    ids[0] = f->encoder[1]; /* biases of two modules whose weights got gradients */
     ids[1] = f->encoder[3];
     e.params = ids;
     e.n_params = ARRAY_SIZE(ids);
@@ -175,7 +175,7 @@ static struct diagnostic *e1005_m4(const struct fixture *f)
     return cause_missing(&e);
 }
 
-/* The client said why it gave the backward up, and nothing more. */
+/* The only evidence is the client's reason for giving up the backward. */
 static struct diagnostic *e1005_m4_reason(const struct fixture *f)
 {
     struct evidence_missing e = nothing_arrived(f, TORCH);
@@ -188,7 +188,7 @@ static struct diagnostic *e1005_m4_reason(const struct fixture *f)
     return cause_missing(&e);
 }
 
-/* An exception left the backward before its first gradient. */
+/* An exception ended the backward before its first gradient. */
 static struct diagnostic *e1005_m4_at_once(const struct fixture *f)
 {
     struct evidence_missing e = nothing_arrived(f, TORCH);
@@ -286,7 +286,7 @@ static struct diagnostic *e1005_u_nothing_reached(const struct fixture *f)
     return cause_missing(&e);
 }
 
-/* loss = torch.tensor(loss.item(), requires_grad=True) */
+/* As after loss = torch.tensor(loss.item(), requires_grad=True). */
 static struct diagnostic *e1005_m3_cut_off(const struct fixture *f)
 {
     struct evidence_missing e = nothing_arrived(f, TORCH);
@@ -309,7 +309,7 @@ static struct diagnostic *e1005_count(const struct fixture *f)
     return cause_missing(&e);
 }
 
-/* The last micro-batch's forward failed, and the trainer went on. */
+/* The forward of the last micro-batch failed, and the trainer continued without it. */
 static struct diagnostic *e1005_count_exception(const struct fixture *f)
 {
     struct evidence_missing e = missing(f, TORCH);
@@ -384,7 +384,7 @@ static struct diagnostic *e1105_x1(const struct fixture *f)
     return cause_missing(&e);
 }
 
-/* Evidence of an observer of DDP. */
+/* Evidence from an observer of DDP (zerod.observe()). */
 static struct evidence_missing observed(const struct fixture *f, bool silent)
 {
     struct evidence_missing e = missing(f, TORCH);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Everything that is not about one gradient. */
+/* Scenarios that are not about one gradient. */
 
 #include "tests/core/diagnosis/cause-scenarios.h"
 
@@ -31,7 +31,7 @@ static void declare(struct manifest *m, const char *name, uint64_t rows, enum dt
                      0);
 }
 
-/* fill() declares for a rank; the last ranks of the world have not declared. */
+/* Compares the manifests that fill() makes for ranks 0 to n_declared - 1. The other ranks have not declared. */
 static struct diagnostic *compare(void (*fill)(struct manifest *m, unsigned rank), unsigned n_declared,
                                   unsigned world_size)
 {
@@ -61,7 +61,7 @@ static void fill_shape(struct manifest *m, unsigned rank)
     declare(m, "embed.weight", rank == 0 ? 32000 : 32128, DTYPE_F32, 0, true);
 }
 
-/* Nobody agrees with anybody. */
+/* All ranks differ. */
 static void fill_chaos(struct manifest *m, unsigned rank)
 {
     declare(m, "embed.weight", 128 + rank, DTYPE_F32, 0, true);
@@ -854,7 +854,9 @@ static struct diagnostic *e1403(const struct fixture *f)
 
 /* ---- E1501 to E1503 ------------------------------------------------------------------------------------ */
 
-/* As node 0 says it of a node that it waits for; of one that it does not wait for; and as the others say it of node 0.
+/*
+ * Node 0's text about a node that it waits for. The next ones: about a node that it does not wait for, and the texts of
+ * other nodes about node 0.
  */
 static struct diagnostic *e1501(const struct fixture *f)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Pushes that are refused: duplicates, at the wrong place, of the wrong form. */
+/* Pushes that are refused: duplicates, pushes at a wrong time, pushes of a wrong form. */
 
 #include "tests/core/diagnosis/cause-scenarios.h"
 
@@ -143,7 +143,7 @@ static struct diagnostic *e1001_d4(const struct fixture *f)
     return cause_duplicate(&e);
 }
 
-/* Behind a forward whose output DDP does not look into. */
+/* The parameter belongs to a forward whose output DDP does not see. */
 static struct diagnostic *e1001_d4_hidden(const struct fixture *f)
 {
     struct evidence_duplicate e = tower_twice(f, TORCH);

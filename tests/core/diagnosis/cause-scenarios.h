@@ -2,7 +2,8 @@
 #pragma once
 
 /*
- * Evidence for every maker of core/diagnosis/cause.h, by name of the golden text that it makes; see test-cause.c.
+ * Evidence for every function of core/diagnosis/cause.h, under the name of the golden text that it makes (see
+ * test-cause.c).
  */
 
 #include <setjmp.h>
@@ -18,20 +19,19 @@
 #include "core/layout/layout.h"
 
 /*
- * vision: the model of the example in the manual: a vision tower of 27 layers with 16 parameters each, 576
- * parameters in 96 buckets on two ranks. net: a small encoder with a pooler and a head that nothing uses, on
- * four ranks.
+ * vision is the model of the manual's example: a vision tower of 27 layers with 16 parameters each, 576 parameters in
+ * 96 buckets on two ranks. net is a small encoder with a pooler and a head that no forward uses, on four ranks.
  */
 struct fixture {
     struct layout *vision, *net;
-    uint32_t tower[27 * 16]; /* as its second backward pushes them, the last layer first */
+    uint32_t tower[27 * 16]; /* in the order of its second backward's pushes, the last layer first */
     uint32_t unused[4];      /* pooler and head */
     uint32_t encoder[12];
     uint32_t used, frozen;
 };
 
 struct scenario {
-    const char *name; /* of the golden file; begins with the code */
+    const char *name; /* name of the golden file; begins with the error code */
     struct diagnostic *(*make)(const struct fixture *f);
     const char *cause_class;
     bool warning;
@@ -46,7 +46,7 @@ struct scenario_list scenarios_pushes(void);  /* E1001 to E1004, E1102, E1103 */
 struct scenario_list scenarios_missing(void); /* E1005 to E1007 */
 struct scenario_list scenarios_others(void);
 
-/* Clients, as their Hello names them. */
+/* Client names, as in Hello. */
 #define TRAINER "zerod 0.1.0, transformers 4.57.3, torch 2.13.0"
 #define SWIFT "zerod 0.1.0, ms-swift 4.5.0, transformers 5.9.0, torch 2.13.0"
 #define TORCH "zerod 0.1.0, torch 2.13.0"
@@ -66,7 +66,10 @@ static inline struct diagnostic_push push(struct push_record record, const char 
         .present = true, .record = record, .segment = (char *)segment, .site = (char *)site};
 }
 
-/* The encoder gets a gradient from two backwards of one micro-batch. torch says where they were called. */
+/*
+ * The encoder gets a gradient from two backwards of one micro-batch. With torch, the evidence says where they were
+ * called.
+ */
 static inline struct evidence_duplicate two_backwards(const struct fixture *f, const char *client, unsigned flags)
 {
     flags |= strstr(client, "torch") ? PUSH_SITE_IS_BACKWARD : 0;

@@ -2,16 +2,15 @@
 #pragma once
 
 /*
- * Whole texts compared with tests/golden-texts/NAME.txt. ZEROD_UPDATE_GOLDEN=1 writes the files
- * instead. Files are found below ZEROD_SOURCE_ROOT, or below the working directory. To be included after
- * cmocka.h.
+ * Compares texts with tests/golden-texts/NAME.txt, or with ZEROD_UPDATE_GOLDEN=1 writes these files. Paths are relative
+ * to ZEROD_SOURCE_ROOT, or to the working directory. Include cmocka.h before this.
  */
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Return: a path below the source root, to be freed. */
+/* Return: a path below the source root. The caller frees it. */
 static inline char *source_path(const char *format, const char *name)
 {
     const char *root = getenv("ZEROD_SOURCE_ROOT");
@@ -25,7 +24,7 @@ static inline char *source_path(const char *format, const char *name)
     return s;
 }
 
-/* Return: the file as a string to be freed, NULL when it cannot be opened. */
+/* Return: the file as a string, which the caller frees, or NULL if the file cannot be opened. */
 static inline char *read_text(const char *path)
 {
     FILE *file = fopen(path, "re");
@@ -42,7 +41,7 @@ static inline char *read_text(const char *path)
     return text;
 }
 
-/* Sanitizers change no text: they do not compare it again. */
+/* Does nothing with sanitizers, because they do not change texts. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 static inline void golden_check(const char *name, const char *text)
 {

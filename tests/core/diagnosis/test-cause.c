@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * From evidence to text: every maker of core/diagnosis/cause.h, every class of causes, each as a whole text against
- * tests/golden-texts. And what holds for all texts: labels come in one order; cause, fix, folk remedies and
- * state are there; the class is the expected one; no line is overlong; no lack of memory brings one down.
- *
- * Linked with --wrap for malloc, calloc, realloc and reallocarray, so that they can be made to fail.
+ * Compares the texts of every function of core/diagnosis/cause.h, for every class of causes, with tests/golden-texts.
+ * Also checks what holds for all texts: the order of labels, the labels cause, fix, "does not help" and state, the
+ * class, the length of lines, and that a diagnostic is made even without memory. Linked with --wrap for malloc, calloc,
+ * realloc and reallocarray, to make them fail.
  */
 
 #include "tests/core/diagnosis/cause-scenarios.h"
@@ -19,7 +18,7 @@
 
 /* ---- memory that runs out ------------------------------------------------------------------------------ */
 
-/* Allocations that still succeed; negative: all. The test has one thread. */
+/* How many allocations still succeed; negative: all. The test has one thread. */
 static long n_allowed = -1;
 
 void *__real_malloc(size_t size);
@@ -67,7 +66,7 @@ enum { MAX_DECLS = 1024 };
 
 static const uint64_t SHAPE[] = {64};
 
-/* Declarations under construction. */
+/* Declarations that are being collected. */
 struct model {
     struct layout_decl decls[MAX_DECLS];
     char names[MAX_DECLS][64];
@@ -184,7 +183,7 @@ static int teardown(void **state)
 
 /* ---- what holds for all texts -------------------------------------------------------------------------- */
 
-/* Labels in the order in which every text has them; docs/diagnostics.md says the same. */
+/* All labels, in the order in which every text has them and docs/diagnostics.md lists them. */
 static const char *const labels[] = {
     "waits",    "on",          "where",     "parameter",  "argument",      "1st push", "2nd push",  "push",
     "bytes",    "partition",   "declared",  "ranks",      "missing",       "module",   "exception", "segment",
@@ -223,7 +222,7 @@ static void check_fields(const struct diagnostic *d)
     }
     if (!has_label(d, "cause") || !has_label(d, "fix") || !has_label(d, "state"))
         fail_msg("cause, fix or state is not there:\n%s", d->text);
-    /* A rank that is waited for: its own last words stand above the text, which is kept short. */
+    /* The warning that a rank is waited for is kept short, and the rank's own last output is printed above it. */
     if (!has_label(d, "does not help") && !(d->code == E_RANK_LOST && d->warning))
         fail_msg("does not help is not there:\n%s", d->text);
 }
@@ -242,7 +241,7 @@ static void check_lines(const struct diagnostic *d)
     }
 }
 
-/* Return: the i-th of all scenarios, NULL behind the last. */
+/* Return: the i-th of all scenarios, or NULL after the last. */
 static const struct scenario *scenario_at(size_t i)
 {
     const struct scenario_list lists[] = {scenarios_pushes(), scenarios_missing(), scenarios_others()};
@@ -274,7 +273,7 @@ static void check_all(void **state)
     }
 }
 
-/* Each golden text is made by a scenario here; those of other tests have other prefixes. */
+/* Each golden text e1*.txt belongs to a scenario. Texts of other tests have other prefixes. */
 static void check_no_orphans(void **state)
 {
     char *path = source_path("tests/golden-texts", ".");
@@ -299,7 +298,7 @@ static void check_no_orphans(void **state)
     free(path);
 }
 
-/* No code's texts go uncompared, but the configuration's. */
+/* Each error code has a scenario, except the configuration's. */
 static void check_codes_covered(void **state)
 {
     size_t n;
@@ -337,13 +336,13 @@ static void check_labels_in_manual(void **state)
     free(path);
 }
 
-/* Every text with memory running out at every point: shorter texts, but always a diagnostic of that code. */
+/* Makes every text, with memory running out at every allocation. The text may be shorter, the code must be right. */
 static void check_out_of_memory(void **state)
 {
     const struct scenario *s;
 
     for (size_t i = 0; (s = scenario_at(i)); i++) {
-        /* Scenarios that build manifests assert that they can. */
+        /* These scenarios assert that their manifests can be built, so memory may not run out. */
         if (strncmp(s->name, "e1101-", 6) == 0 && strcmp(s->name, "e1101-declare") != 0)
             continue;
         for (long n = 0;; n++) {
@@ -369,7 +368,7 @@ static void check_out_of_memory(void **state)
     }
 }
 
-/* Two ranks with a manifest each, and one without. */
+/* Two ranks with a manifest, and one without. */
 static void check_manifests_out_of_memory(void **state)
 {
     struct manifest a = {0}, b = {0};

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/*
- * Diagnostics as such: their table and the manual, building, the shape of the text, names and their grouping.
- */
+/* Diagnostics: their table and the manual, how they are built, the shape of the text, and how names are grouped. */
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -107,7 +105,7 @@ static void test_references(void **state)
     diagnostic_unref(NULL);
 }
 
-/* Call sites are the client's words: what is not printable does not reach the log. */
+/* Call sites come from the client. Unprintable characters in them are escaped, because they must not reach the log. */
 static void test_foreign_pushes(void **state)
 {
     char segment[] = "block\x1b[2J", site[] = "f\xc3\xa9.py:3";
@@ -140,7 +138,7 @@ static void test_strbuf(void **state)
         strbuf_add(&buf, "%u,", i % 10);
     assert_int_equal(buf.n_bytes, 2000);
     assert_int_equal(strlen(buf.data), 2000);
-    /* Beyond what a text may be, the rest is left out, also what would fit again. */
+    /* A text that is too long is cut. Nothing is added after the cut, not even what would fit. */
     for (unsigned i = 0; i < 2000; i++)
         strbuf_add(&buf, "%1000u", i);
     assert_true(buf.cut);
@@ -152,7 +150,7 @@ static void test_strbuf(void **state)
 
 /* ---- names --------------------------------------------------------------------------------------------- */
 
-/* A layout of these names; a leading '!' marks a frozen one. */
+/* Makes a layout with these names; a leading '!' marks a frozen parameter. */
 static struct layout *make_layout(const char *const *names, uint32_t n)
 {
     struct layout_decl *decls = calloc(n, sizeof(*decls));
@@ -209,7 +207,7 @@ static void test_whole_module(void **state)
     CHECK_NAMES(tower, all_of_enc, "enc.layers.0.w and 8 more under enc.*");
 }
 
-/* Layer 1 and layer 10 are different modules, and so are enc and enclosure. */
+/* Layers 1 and 10 are different modules, and so are enc and enclosure. */
 static void test_parts_of_modules(void **state)
 {
     static const uint32_t three_layers[] = {1, 2, 3, 4, 5, 6}, without_one[] = {1, 2, 3, 4, 7, 8, 10, 11};
@@ -234,7 +232,7 @@ static void test_everything(void **state)
     CHECK_NAMES(tower, all, "enc.layers.0.w and 11 more: every trainable parameter");
 }
 
-/* Too many groups to show exactly: the common prefix, and where the names are. */
+/* If there are too many groups, each line shows a common prefix and how many names are under it. */
 static void test_scattered(void **state)
 {
     static const uint32_t weights[] = {1, 3, 5, 7, 10, 12, 9}, layers[] = {1, 3, 5, 7, 2, 4};
@@ -259,7 +257,7 @@ static void test_no_prefix(void **state)
     CHECK_NAMES(names, seven, "a\nb\nc\nd\ne\nand 2 more elsewhere\n(every name: zerodctl diagnostics --json)");
 }
 
-/* Names that are prefixes of others, empty components: nothing is counted twice. */
+/* Names that are prefixes of others, or have empty components. No name is counted twice. */
 static void test_awkward_names(void **state)
 {
     static const char *const names[] = {"a", "a.b", "a.b.c", ".x", "..", "a.", "b", "c.d", "c.e"};
@@ -294,7 +292,7 @@ static void test_params(void **state)
     (void)state;
     diagnostic_params(d, layout, NULL, 0);
     assert_int_equal(d->n_fields, 0);
-    diagnostic_params(d, layout, ids, ARRAY_SIZE(ids)); /* each parameter counts once */
+    diagnostic_params(d, layout, ids, ARRAY_SIZE(ids)); /* each parameter is counted once */
     assert_int_equal(d->n_params, 6);
     assert_int_equal(d->n_params_named, DIAGNOSTIC_MAX_PARAMS);
     assert_string_equal(d->params[0], "enc.layers.0.w");
@@ -344,7 +342,7 @@ static void test_table(void **state)
         assert_true(infos[i].title[0] && infos[i].summary[strlen(infos[i].summary) - 1] == '.');
     }
     assert_null(diagnostic_info((enum diagnostic_code)1000));
-    /* Also without a row a diagnostic can be made. */
+    /* A diagnostic can be made even without a row in the table. */
     diagnostic_unref(diagnostic_finish(diagnostic_new((enum diagnostic_code)1000, NULL)));
 }
 
@@ -357,7 +355,7 @@ static char *manual(void)
     return text;
 }
 
-/* Each code has a row in the index and an entry, with the words of the table. */
+/* Each code has a row in the index and an entry, with the texts of the table. */
 static void test_every_code_has_an_entry(void **state)
 {
     char *text = manual(), line[1024];
@@ -385,7 +383,7 @@ static const char *end_of_entry(const char *entry)
     return end ? end : entry + strlen(entry);
 }
 
-/* Each entry has a code, says what to do, and shows a text. */
+/* Each entry of the manual has a code, says what to do, and shows an example. */
 static void test_every_entry_has_a_code(void **state)
 {
     char *text = manual();
@@ -411,7 +409,7 @@ static void test_every_entry_has_a_code(void **state)
     free(text);
 }
 
-/* Examples are golden texts, byte for byte; there is no other block. */
+/* Each example in the manual is a golden text, byte for byte. There are no other blocks. */
 static void test_examples_are_golden(void **state)
 {
     static const char mark[] = "<!-- golden: ", open[] = " -->\n```text\n", close[] = "```\n";
@@ -460,7 +458,7 @@ static void test_every_class_is_explained(void **state)
     free(text);
 }
 
-/* E1601 is printed by the configuration, in a form of its own; the manual shows one. */
+/* The configuration prints E1601 in its own form. The manual shows one example. */
 static void test_configuration_refusal(void **state)
 {
     static const char yaml[] = "listen: {socket: /run/zerod/pretrain.sock}\n"

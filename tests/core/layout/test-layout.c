@@ -19,7 +19,7 @@ static uint64_t page_bytes(void)
     return (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
-/* Declarations of one dimension; fp32 in group 0 unless said otherwise. */
+/* A declaration of one dimension. Its dtype is fp32 and its group is 0 unless the arguments say otherwise. */
 #define ENTRY(text, n, ...)                                                                                            \
     {                                                                                                                  \
         .name = text, .name_len = sizeof(text) - 1, .shape = (const uint64_t[]){n}, .n_dims = 1, __VA_ARGS__           \
@@ -74,7 +74,7 @@ static void check_disjoint(struct interval *intervals, size_t n, uint64_t end)
     assert_true(before <= end);
 }
 
-/* Each element is in exactly one chunk, and that chunk lies in one partition and says whose it is. */
+/* Asserts that each element is in exactly one chunk, that the chunk lies in one partition, and names its owner. */
 static void check_chunks(const struct layout *layout, uint32_t id)
 {
     const struct layout_param *param = &layout->params[id];
@@ -111,8 +111,8 @@ enum {
 };
 
 /*
- * The partitions follow one another, and are all of the bucket; equal ones, or one and empty ones. Of very many ranks with
- * equal ones the first and the last are looked at.
+ * Asserts that the partitions follow one another and fill the bucket. They are equal, except that one rank owns all of
+ * a bucket of Muon. In a very large world only the first and the last ranks are checked.
  */
 static void check_partitions(const struct layout *layout, uint32_t b)
 {
@@ -161,7 +161,7 @@ static void check_bucket(const struct layout *layout, uint32_t b)
         assert_int_equal(param->dtype, bucket->dtype);
         assert_int_equal(param->grad_dtype, bucket->grad_dtype);
         assert_int_equal(param->muon, layout_is_muon(layout, b));
-        assert_true(id < previous); /* reverse declaration order */
+        assert_true(id < previous); /* in reverse order of declaration */
         assert_int_equal(param->offset_elems % 64, 0);
         assert_int_equal(param->offset_elems, round_up(end, 64)); /* no larger gap than alignment needs */
         end = param->offset_elems + param->n_elems;
@@ -175,7 +175,7 @@ static void check_bucket(const struct layout *layout, uint32_t b)
     assert_int_equal(bucket->n_chunks, n_chunks);
 }
 
-/* A bucket is opened only when the one before it of its kind has no room for the parameter. */
+/* Asserts that bucket b was opened because the bucket before it, of the same kind, had no room for the parameter. */
 static void check_full(const struct layout *layout, uint32_t b)
 {
     const struct layout_bucket *bucket = &layout->buckets[b], *before = NULL;
@@ -212,7 +212,7 @@ static void check_bytes(const struct layout *layout)
         weights[b] = (struct interval){at, at + bucket->room_elems * dtype_size(bucket->dtype)};
         assert_true(bucket->room_elems >= bucket->n_elems);
         assert_int_equal(at % 4096, 0);
-        assert_int_equal(bucket->arena_offset_bytes, total); /* behind one another */
+        assert_int_equal(bucket->arena_offset_bytes, total); /* without gaps */
         total += n_bytes;
     }
     for (uint32_t p = 0; p < layout->n_params; p++) {
@@ -237,7 +237,7 @@ static void check_bytes(const struct layout *layout)
     check_disjoint(range, n_range, layout->range_bytes);
 }
 
-/* A part lies in its parcel, and holds all of the parameter that the parcel's chunks do. */
+/* Asserts that a part lies in its parcel, and has all elements of its parameter in that parcel's chunks. */
 static void check_part(const struct layout *layout, uint32_t parcel, uint32_t id)
 {
     const struct layout_parcel *in = &layout->parcels[parcel];
@@ -262,7 +262,7 @@ static void check_part(const struct layout *layout, uint32_t parcel, uint32_t id
     assert_int_equal(layout_part_offset_bytes(layout, id) % 64, 0);
 }
 
-/* The parcels of a bucket hold it end to end; there are several of one large parameter only. */
+/* Asserts that the parcels fill their bucket without gaps. Only a bucket of one large parameter has several parcels. */
 static void check_parcels(const struct layout *layout, uint32_t b)
 {
     const struct layout_bucket *bucket = &layout->buckets[b];
@@ -334,7 +334,7 @@ static void check_layout(const struct layout *layout)
     check_bytes(layout);
 }
 
-/* xorshift64: the same manifests in every run. */
+/* xorshift64. It draws the same manifests in every run. */
 static uint64_t draw(uint64_t *state, uint64_t n)
 {
     *state ^= *state << 13;
@@ -359,7 +359,7 @@ static uint64_t draw_size(uint64_t *state)
     }
 }
 
-/* Of another number of ranks, up to those for which there is room: nothing lies anywhere else. */
+/* A layout for another number of ranks has everything at the same offsets, as long as there is room for the ranks. */
 static void check_other_ranks(const struct layout *layout, unsigned n_ranks)
 {
     struct layout *other = NULL;
@@ -432,7 +432,7 @@ static void check_chunk(const struct layout *layout, uint32_t c, struct layout_c
     assert_int_equal(chunk->n_elems, expected.n_elems);
 }
 
-/* c at 0, b at 128, a at 192, end 202: one bucket of 256 elements, 128 for each rank. */
+/* c begins at element 0, b at 128, a at 192; a ends at 202. That is one bucket of 256 elements, 128 for each rank. */
 static void test_one_bucket(void **state)
 {
     static const uint64_t matrix[] = {3, 5};
@@ -491,7 +491,7 @@ static void test_straddle(void **state)
     layout_free(layout);
 }
 
-/* Counted from the parameter's start, not from the bucket's: 200,000 = 3 x 65,536 + 3,392. */
+/* Chunks are counted from the parameter's start, not from the bucket's. 200,000 = 3 x 65,536 + 3,392. */
 static void test_chunk_size(void **state)
 {
     const struct layout_decl decls[] = {DECL("w", 200000), DECL("v", 10)};
@@ -508,7 +508,10 @@ static void test_chunk_size(void **state)
     layout_free(layout);
 }
 
-/* Muon's buckets, of a matrix each, go whole to ranks 0, 2, 1, 3 in turn. Rank 0, with the large one, gets no more. */
+/*
+ * Each bucket of Muon is one matrix and has one owner: ranks 0, 2, 1, 3 in turn. Rank 0 owns the large matrix and no
+ * other.
+ */
 static void test_owners(void **state)
 {
     static const uint32_t owners[] = {0, 2, 1, LAYOUT_NO_OWNER, 3, 2, 1, 3};
@@ -534,7 +537,7 @@ static void test_owners(void **state)
     layout_free(layout);
 }
 
-/* One bucket for each (group, gradient dtype, weight dtype), numbered as the reverse walk meets them. */
+/* One bucket for each (group, gradient dtype, weight dtype). They are numbered in reverse order of declaration. */
 static void test_kinds(void **state)
 {
     const struct layout_decl decls[] = {
@@ -559,8 +562,8 @@ static void test_kinds(void **state)
     assert_int_equal(layout->params[0].bucket, 2);
 
     /*
-     * 256 elements each; gradients of 2, 2, 4, 4, 4 bytes; weights of 4, 2, 4, 2, 4, each from 4096. Room for 63 x 64
-     * elements more than are used, which are 128, 64, 128, 64, 64.
+     * Each bucket has 256 elements. Gradients have 2, 2, 4, 4, 4 bytes; weights have 4, 2, 4, 2, 4 bytes and begin at
+     * multiples of 4096. Each bucket uses 128, 64, 128, 64, 64 elements, and has room for 63 x 64 more.
      */
     assert_int_equal(layout->buckets[1].arena_offset_bytes, 512);
     assert_int_equal(layout->buckets[2].arena_offset_bytes, 1024);
@@ -572,7 +575,9 @@ static void test_kinds(void **state)
     layout_free(layout);
 }
 
-/* Up to the limit exactly, and a larger parameter on its own, also between small ones. */
+/*
+ * A bucket is filled exactly up to the limit. A parameter that is larger has its own bucket, also between small ones.
+ */
 static void test_bucket_limit(void **state)
 {
     const struct layout_decl exact[] = {DECL("a", 1), DECL("b", 64), DECL("c", 64)};
@@ -595,7 +600,7 @@ static void test_bucket_limit(void **state)
     assert_int_equal(layout->buckets[1].n_elems, 192);
     layout_free(layout);
 
-    /* 63 + 65 are 128, but the second starts at 64. */
+    /* 63 + 65 elements are 128, but the second parameter must start at a multiple of 64. */
     layout = make(gap, 2, 1, 128);
     assert_int_equal(layout->n_buckets, 2);
     layout_free(layout);
@@ -613,7 +618,7 @@ static void test_tiny(void **state)
     };
     struct layout *layout = make(decls, 3, 8, 1);
 
-    assert_int_equal(layout->n_buckets, 2); /* behind one element even nothing ends beyond a bucket of one */
+    assert_int_equal(layout->n_buckets, 2); /* one element fills a bucket */
     assert_int_equal(layout->params[1].n_elems, 1);
     assert_int_equal(layout->n_chunks, 1);
     check_layout(layout);
@@ -679,7 +684,7 @@ static void test_too_large(void **state)
     layout_free(make(decls, 2, 2, 1000));
 }
 
-/* Each fits alone, the fourth is one too many. What is frozen has no chunks: only bytes limit it. */
+/* Three fit, the fourth is too much. Frozen parameters have no chunks, so only the limit of bytes counts. */
 static void test_total_too_large(void **state)
 {
     const struct layout_decl decls[] = {
@@ -695,7 +700,7 @@ static void test_total_too_large(void **state)
     check_refused(decls, 4, LAYOUT_E_TOO_LARGE, 3);
 }
 
-/* A declaration is not worth a table of gigabytes. */
+/* A declaration must not make the daemon allocate a table of gigabytes. */
 static void test_too_many_chunks(void **state)
 {
     const struct layout_decl decls[] = {DECL("a", 3), DECL("b", UINT64_C(1) << 50), DECL("c", 3)};
@@ -709,13 +714,13 @@ static void test_huge_world(void **state)
     struct layout *layout = make(decls, 2, UINT32_MAX, UINT64_MAX);
 
     assert_int_equal(layout->padded_elems, UINT64_C(64) * UINT32_MAX);
-    assert_int_equal(layout->n_chunks, 17); /* of 64 elements at most, each another rank's */
+    assert_int_equal(layout->n_chunks, 17); /* at most 64 elements each, on different ranks */
     assert_int_equal(layout->chunks[16].rank, 16);
     check_layout(layout);
     layout_free(layout);
 }
 
-/* Quadratic work on this many names would take hours. */
+/* With this many names, quadratic work would take hours. */
 static void test_many(void **state)
 {
     enum { N = 300000 };
@@ -738,8 +743,8 @@ static void test_many(void **state)
         };
     }
     layout = make(decls, N, 4, 1280);
-    assert_int_equal(layout->n_buckets, N / 10); /* ten of 128 in 1280, of one group each */
-    /* Partitions of 320: the borders 320 and 960 lie inside of a parameter, 640 lies between two. */
+    assert_int_equal(layout->n_buckets, N / 10); /* ten parameters of 128 fill 1280, all of one group */
+    /* Partitions have 320 elements. The borders 320 and 960 divide a parameter; 640 lies between two parameters. */
     assert_int_equal(layout->n_chunks, N + N / 10 * 2);
     layout_free(layout);
     free(names);
@@ -822,7 +827,7 @@ static void test_print_name(void **state)
     check_print(1, "", 0, "");
     check_print(9, "\n\n", 2, "\\x0a\\x0a");
     check_print(8, "\n\n", 2, "\\x0a...");
-    check_print(7, "\n\n", 2, "..."); /* never half an escape */
+    check_print(7, "\n\n", 2, "..."); /* no half escape */
     layout_print_name(&nothing, 0, "abc", 3);
     assert_int_equal(nothing, '#');
 }

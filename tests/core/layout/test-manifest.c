@@ -54,7 +54,7 @@ static void test_copies(void **state)
     manifest_deinit(&m);
     assert_null(m.decls);
     assert_int_equal(m.n_bytes, 0);
-    manifest_deinit(&m); /* the empty one */
+    manifest_deinit(&m); /* deinit of an empty manifest */
 }
 
 static void test_scalars_and_empty_names(void **state)
@@ -98,7 +98,7 @@ static void test_full_by_bytes(void **state)
     (void)state;
     add(&m, "w");
     before = m.n_bytes;
-    m.n_bytes = MANIFEST_MAX_BYTES - before; /* as if others were there */
+    m.n_bytes = MANIFEST_MAX_BYTES - before; /* as if other parameters filled it */
     assert_int_equal(manifest_add(&m, &decl), 0);
     assert_int_equal(m.n_bytes, MANIFEST_MAX_BYTES);
     assert_int_equal(manifest_add(&m, &decl), MANIFEST_E_FULL);
@@ -116,7 +116,7 @@ static void test_full_by_count(void **state)
     assert_null(m.decls);
 }
 
-/* Each field counts for the digest and for the first difference. */
+/* Each field changes the digest, and is found as the first difference. */
 static void test_every_field_counts(void **state)
 {
     static const uint64_t other_shape[] = {32, 64};
@@ -149,7 +149,7 @@ static void test_every_field_counts(void **state)
     }
 }
 
-/* Borders between names count: "ab", "c" is not "a", "bc". */
+/* The digest depends on where a name ends: "ab", "c" differs from "a", "bc". */
 static void test_borders_count(void **state)
 {
     struct manifest a = {0}, b = {0}, c = {0};
@@ -207,7 +207,9 @@ static void test_print(void **state)
     assert_string_equal(text, "layers.0.w [] fp16, gradient bf16, group 7, frozen");
 }
 
-/* Odd bytes are escaped; what is too long is cut in the name, then at the end, and never overflows. */
+/*
+ * Unprintable bytes are escaped. If the text is too long, the name is cut, then the end; nothing is written beyond it.
+ */
 static void test_print_odd_and_long(void **state)
 {
     struct layout_decl decl = entry("a\n\xff");

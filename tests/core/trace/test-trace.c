@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* A trace on its way: packed, unpacked, printed as JSON that has every record on its track, and laid over others. */
+/* The path of a trace: records are packed, unpacked, printed as JSON on their tracks, and merged with other traces. */
 
 #include <math.h>
 #include <setjmp.h>
@@ -15,7 +15,7 @@
 #include "core/base/traffic.h"
 #include "core/trace/trace.h"
 
-/* Names that try to leave their strings, or to reach a terminal. */
+/* A name that tries to end its JSON string early, and to control a terminal. */
 #define HOSTILE "a\"}],\"x\":[{\n\x1b[2J\xff</script>"
 
 static const struct record records[] = {
@@ -66,13 +66,13 @@ static const struct record records[] = {
     {.kind = RECORD_SAVE, .rank = RECORD_NO_RANK, .step = 3, .begin_ns = 1500, .end_ns = 9800},
     {.kind = RECORD_ABORTED, .rank = RECORD_NO_RANK, .step = 4, .begin_ns = 9900, .end_ns = 9900},
     {.kind = RECORD_DIAGNOSTIC, .rank = 5, .step = 4, .item = 1001, .begin_ns = 9901, .end_ns = 9901},
-    {.kind = N_RECORD_KINDS + 9, .step = 4, .begin_ns = 9902, .end_ns = 9903}, /* of a newer daemon */
+    {.kind = N_RECORD_KINDS + 9, .step = 4, .begin_ns = 9902, .end_ns = 9903}, /* a newer daemon's kind */
     {.kind = RECORD_REDUCE,
      .rank = RECORD_NO_RANK,
      .step = 4,
      .item = 99,
      .begin_ns = 9950,
-     .end_ns = 9960}, /* of no parcel */
+     .end_ns = 9960}, /* no parcel 99 exists */
 };
 
 static char **make_list(const char *const *texts, size_t n)
@@ -134,7 +134,7 @@ static const char *string_of(struct json_object *event, const char *key)
     return text ? text : "";
 }
 
-/* Return: the only event of that name, phase and track. */
+/* Returns the event with this name, phase and track. Fails unless there is exactly one. */
 static struct json_object *find(struct json_object *root, const char *name, const char *phase, int tid)
 {
     struct json_object *events = json_object_object_get(root, "traceEvents"), *found = NULL;
@@ -192,18 +192,18 @@ static void test_printing(void **state)
     expect_span(root, "step aborted", 1, 8.9, 0);
     expect_span(root, "E1001", 105, 8.901, 0);
     find(root, "thread_name", "M", 105);
-    /* The arrow begins where the last rank's push was. */
+    /* The arrow begins at the push of the last rank. */
     arrow = find(root, "completes", "s", 104);
     assert_near(number_of(arrow, "ts"), 1.5, 1e-9);
     arrow = find(root, "completes", "f", 100001);
     assert_near(number_of(arrow, "ts"), 1.501, 1e-9);
     assert_int_equal(json_object_get_int64(json_object_object_get(root, "baseTimeNanoseconds")),
-                     1700000000000001000); /* of the first record */
+                     1700000000000001000); /* the first record's */
     json_object_put(root);
     trace_deinit(&trace);
 }
 
-/* All workers' updates of a parcel in a step are one event of the parcel. */
+/* The updates of one parcel by all workers in a step are printed as one event of that parcel. */
 static void test_updates(void **state)
 {
     struct trace trace = make_trace();
@@ -310,11 +310,11 @@ static void test_merging(void **state)
     struct json_object *root = print(&trace);
 
     (void)state;
-    /* Of torch.profiler: 4 us later on the clock of the machine. */
+    /* A trace of torch.profiler that began 4 us later by the same clock. */
     assert_null(merge(root, "{\"baseTimeNanoseconds\":1700000000000005000,"
                             "\"traceEvents\":[{\"name\":\"torch\",\"ph\":\"X\",\"tid\":1,\"ts\":1.5,\"dur\":2}]}"));
     assert_near(number_of(find(root, "torch", "X", 1), "ts"), 5.5, 0.3);
-    /* Of another node, whose clock is of another day: step 3 was committed at 8.5 here and at 100 there. */
+    /* A trace of another node with another clock. Step 3 was committed at 8.5 in this trace, at 100 in that one. */
     assert_null(merge(root, "{\"baseTimeNanoseconds\":5,\"zerod\":{\"commits\":{\"2\":50,\"3\":100}},"
                             "\"traceEvents\":[{\"name\":\"node\",\"ph\":\"X\",\"tid\":1,\"ts\":101}]}"));
     assert_near(number_of(find(root, "node", "X", 1), "ts"), 9.5, 1e-9);

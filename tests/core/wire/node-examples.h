@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-/* One message of each kind between nodes, with every field that it has set: tests compare with them, the fuzzer starts
- * from them. */
+/*
+ * One message of each kind between nodes, with every field set that the kind has. Tests compare with them, and the
+ * fuzzer starts from them.
+ */
 
 #include "core/wire/node-wire.h"
 

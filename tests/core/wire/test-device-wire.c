@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Packing and unpacking of what zerod and the engine on GPUs say to each other, and plans that are none. */
+/*
+ * Packing and unpacking of the messages between zerod and the engine on GPUs, and of its plans. Invalid plans are
+ * refused.
+ */
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -33,7 +36,7 @@ static int teardown(void **state)
     return 0;
 }
 
-/* Packed, unpacked and packed again it is the same bytes, and the fields that are looked at are as they were. */
+/* Packs, unpacks and packs the command again, and asserts that both packets are equal. Return: the unpacked command. */
 static struct device_command around(const struct device_command *command)
 {
     int n = device_pack_command(&arena, command, packets[0], sizeof(packets[0]));
@@ -146,7 +149,7 @@ static void test_refusals(void **state)
     refuse(&command, "DeviceFetch.rank: 1024, expected 0 to 1023");
 }
 
-/* The largest orders fit into a frame, as the assertions in device-wire.c have it. */
+/* The largest order fits into a frame, as the assertions in device-wire.c claim. */
 static void test_largest_fetch(void **state)
 {
     struct device_fetched *fetched = calloc(DEVICE_MAX_FETCHES, sizeof(*fetched));
@@ -206,7 +209,7 @@ static struct layout *make_layout(enum dtype dtype)
     return layout;
 }
 
-/* Computes places, slices and owners from an accepted plan: all of them are in range. */
+/* Computes places, slices and owners from an accepted plan, and asserts that all are in range. */
 static void use_plan(const struct device_plan *plan)
 {
     struct device_rank_places places;
@@ -226,7 +229,7 @@ static void use_plan(const struct device_plan *plan)
     }
 }
 
-/* Each element of a parameter has one owner, and frozen slices lie behind each other in the state. */
+/* Each element of a parameter has one owner. Frozen slices follow one another in the state. */
 static void test_slices(void **state)
 {
     struct layout *layout = make_layout(DTYPE_F32);
@@ -259,7 +262,7 @@ static void test_slices(void **state)
         }
         assert_int_equal(next, plan.params[p].n_elems);
     }
-    /* 1,000 elements over three ranks: 384 of fp32 at the most, the last array of the state. */
+    /* 1,000 elements over three ranks are at most 384 for each, in fp32. They are the last array of the state. */
     assert_true(places.frozen[0] == DEVICE_NONE && places.frozen[1] == DEVICE_NONE);
     state_bytes = places.piece_bytes[DEVICE_STATE];
     assert_int_equal(places.frozen[2] + 384 * sizeof(float), state_bytes);
@@ -268,7 +271,7 @@ static void test_slices(void **state)
     layout_free(layout);
 }
 
-/* The places of a plan with such moments and masters; piece_bytes[DEVICE_N_PIECES]. */
+/* Opens a plan with these moments. Return: the places of bucket 0. Sets piece_bytes[DEVICE_N_PIECES]. */
 static struct device_places places_with(const struct layout *layout, unsigned stage, struct optimizer_moments moments,
                                         uint64_t *piece_bytes)
 {
@@ -291,7 +294,7 @@ static struct device_places places_with(const struct layout *layout, unsigned st
     return first;
 }
 
-/* Narrow moments take less of the state and of their undo slots; arrays begin at a multiple of DEVICE_ALIGN_BYTES. */
+/* Narrow moments need less state and smaller undo slots. Arrays begin at multiples of DEVICE_ALIGN_BYTES. */
 static void test_moments(void **state)
 {
     struct layout *layout = make_layout(DTYPE_F32);
@@ -313,7 +316,10 @@ static void test_moments(void **state)
     layout_free(layout);
 }
 
-/* Masters in 24 bits: in stage 2 a byte each, in stage 3 also the weights. They are for bf16 alone. */
+/*
+ * Masters of 24 bits are a byte each in stage 2. In stage 3 the weights are in the state as well. Only bf16 has such
+ * masters.
+ */
 static void test_masters(void **state)
 {
     const struct optimizer_moments wide = {.m = true}, narrow = {.m = true, .master24 = true};
@@ -337,7 +343,7 @@ static void test_masters(void **state)
     layout_free(fp32);
 }
 
-/* Types that no kernel is for. */
+/* Types of moments for which there is no kernel are refused. */
 static void test_unsound_moments(void **state)
 {
     static const struct {
@@ -364,7 +370,7 @@ static void test_unsound_moments(void **state)
     layout_free(layout);
 }
 
-/* Whatever byte of a plan changes: it is refused, or what it says stays inside of its arrays. */
+/* Changes every byte of a plan. The plan is refused, or everything computed from it stays in range. */
 static void break_plan(unsigned stage)
 {
     struct layout *layout = make_layout(DTYPE_F32);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Messages between zerod and its engine are packed and unpacked; others are refused with a reason. */
+/* Messages between zerod and its engine are packed and unpacked. Invalid messages are refused with a reason. */
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -50,7 +50,9 @@ static size_t pack_report(const struct engine_report *report)
 
 /* ---- round trips ---------------------------------------------------------------------------------------- */
 
-/* The number of different fields that a message holds, its envelope's and its first submessages' too. */
+/*
+ * Return: how many fields are set in the message and its submessages. Of a list of messages, only the first is counted.
+ */
 static unsigned count_set(const ProtobufCMessage *message)
 {
     unsigned n = 0;
@@ -119,7 +121,7 @@ static void assert_pair_equal(const struct engine_pair *a, const struct engine_p
 
 static void test_commands(void **state)
 {
-    /* with the message itself; a list counts as one more than its first */
+    /* The message counts as one field, and so does a list, besides the fields of its first element. */
     static const unsigned n_set[N_ENGINE_COMMAND_TYPES] = {0, 1 + 7 + 2, 1 + 1 + 2, 1 + 4 + 5, 1 + 2};
 
     for (unsigned type = 1; type < N_ENGINE_COMMAND_TYPES; type++) {
@@ -165,7 +167,7 @@ static void test_reports(void **state)
     }
 }
 
-/* Both at their limits fit into a frame. */
+/* The largest order and the largest value fit into a frame. */
 static void test_largest(void **state)
 {
     static struct engine_move moves[ENGINE_MAX_MOVES];
@@ -294,7 +296,7 @@ static void test_refused_reports(void **state)
         assert_report_refused(cases[i].bytes, cases[i].n_bytes, cases[i].why);
 }
 
-/* A text that is too long is cut where it is packed; one that was not is refused. */
+/* Packing cuts a text that is too long. Unpacking refuses a text that is too long. */
 static void test_texts(void **state)
 {
     char text[2 * ENGINE_MAX_WHAT_BYTES];
@@ -314,7 +316,7 @@ static void test_texts(void **state)
                           "EngineFailed.what: 1023 bytes, expected 1 to 512");
 }
 
-/* No prefix of a packet, and no packet with one byte changed, does harm (the sanitizers look). */
+/* Prefixes of a packet, and packets with one changed byte, do no harm. The sanitizers check this. */
 static void test_damage(void **state)
 {
     for (unsigned type = 1; type < N_ENGINE_REPORT_TYPES; type++) {

@@ -15,7 +15,7 @@
 #include "tests/group.h"
 #include "tests/programs/held.h"
 
-/* A pair of connected sockets and both kinds of receivers; each test leaves no descriptor behind. */
+/* A pair of connected sockets, and receivers of both kinds. Each test must close its descriptors. */
 struct fixture {
     int ours, peer;
     struct frame_batch batch;
@@ -65,7 +65,7 @@ static void assert_packet(const struct frame_packet *packet, const char *text)
     assert_memory_equal(packet->data, text, packet->n_bytes);
 }
 
-/* More than FRAME_MAX_BYTES, or descriptors: what frame_send() does not do. */
+/* Sends more than FRAME_MAX_BYTES, or descriptors, which frame_send() refuses. */
 static void send_raw(int fd, size_t n_bytes, const int *fds, size_t n_fds)
 {
     _cleanup_free_ uint8_t *data = calloc(1, MAX(n_bytes, (size_t)1));
@@ -138,7 +138,7 @@ static void test_batch_of_large_packets(void **state)
     unsigned n = 0;
 
     assert_non_null(data);
-    /* as far as the system allows; the default takes one */
+    /* as large as the system allows, because the default holds only one packet */
     assert_int_equal(setsockopt(f->peer, SOL_SOCKET, SO_SNDBUF, &large, sizeof(large)), 0);
     for (; n < 4; n++) {
         memset(data, n + 1, FRAME_MAX_BYTES);
@@ -194,7 +194,7 @@ static void test_batch_takes_no_descriptor(void **state)
     assert_packet(&f->batch.packets[3], "after");
     assert_int_equal(count_fds(), n_open);
 
-    /* and no process holds the sent descriptor: when our end is closed, the pipe is at its end */
+    /* no process holds the sent descriptor, so the pipe ends when this end is closed */
     hang_up(&pipes[1]);
     assert_int_equal(read(pipes[0], &byte, 1), 0);
     hang_up(&pipes[0]);
@@ -214,7 +214,7 @@ static void test_batch_end(void **state)
     assert_int_equal(frame_receive(f->ours, &f->batch), FRAME_EOF);
 }
 
-/* A peer that goes with our answers unread: what it had sent is still ours to read. */
+/* If the peer closes before it read the answers, its own packets can still be read. */
 static void test_batch_reset(void **state)
 {
     struct fixture *f = *state;
@@ -282,7 +282,7 @@ static void test_buffer(void **state)
     }
     assert_int_equal(count_fds(), n_open + FRAME_MAX_FDS);
 
-    /* descriptors that the receiver does not take are closed with the next packet */
+    /* the next receive closes the descriptors that the receiver did not take */
     taken = steal_fd(&f->buffer.fds[3]);
     assert_int_equal(frame_receive_fds(f->ours, &f->buffer), 0);
     assert_int_equal(f->buffer.n_bytes, 4);
@@ -325,7 +325,7 @@ static void test_buffer_too_many_descriptors(void **state)
     assert_int_equal(f->buffer.n_bytes, 5);
 }
 
-/* A process that may open no more gets the packet without its descriptors: that must not pass as a packet. */
+/* If the process has no free descriptor, the kernel drops the packet's descriptors. The packet must be refused. */
 static void test_buffer_no_descriptor_left(void **state)
 {
     struct fixture *f = *state;
@@ -358,7 +358,7 @@ static void test_buffer_sizes(void **state)
     assert_int_equal(frame_receive_fds(f->ours, &f->buffer), FRAME_AGAIN);
 }
 
-/* The daemon refuses and closes while our pushes are still unread there: the refusal must arrive. */
+/* The daemon refuses and closes before it read all pushes. The refusal must arrive. */
 static void test_buffer_reset(void **state)
 {
     struct fixture *f = *state;
@@ -421,7 +421,7 @@ static void test_send_many(void **state)
     }
 }
 
-/* If not all packets fit, n_sent says how many did, so the rest can follow and no packet comes twice. */
+/* If not all packets fit, n_sent is the number that was sent, so the caller can send the rest once. */
 static void test_send_many_into_a_full_socket(void **state)
 {
     struct frame_packet packets[FRAME_BATCH];
@@ -496,7 +496,7 @@ static void test_queue_keeps_order(void **state)
     frame_queue_deinit(&queue);
 }
 
-/* Queued packets are sent first, even when there is room again; an emptied queue works like a new one. */
+/* Queued packets are sent first, even when there is room again. After that, an empty queue sends at once. */
 static void test_queue_goes_first(void **state)
 {
     struct fixture *f = *state;
@@ -524,7 +524,7 @@ static void test_queue_goes_first(void **state)
     frame_queue_deinit(&queue);
 }
 
-/* A client that never reads is told apart by FRAME_E_FULL, be it by packets or by bytes. */
+/* For a client that never reads, the queue returns FRAME_E_FULL, at its limit of packets or of bytes. */
 static void test_queue_is_bounded(void **state)
 {
     struct fixture *f = *state;
@@ -546,7 +546,7 @@ static void test_queue_is_bounded(void **state)
     assert_int_equal(queue.n_bytes, 2 * sizeof(data));
     frame_queue_deinit(&queue);
 
-    /* one packet may be larger than the limit: an answer is never lost to an idle queue */
+    /* one packet may exceed the limit, so an empty queue never refuses an answer */
     frame_queue_init(&queue, 1, 10);
     assert_int_equal(frame_queue_send(&queue, f->ours, data, sizeof(data), NULL, 0), 0);
     assert_int_equal(frame_queue_send(&queue, f->ours, data, 1, NULL, 0), FRAME_E_FULL);
@@ -581,7 +581,7 @@ static void test_queue_owns_descriptors(void **state)
     assert_int_equal(fds[0], -1);
     assert_int_equal(count_fds(), n_open + 4);
 
-    /* the first comes through with its descriptors, the second is dropped with the queue */
+    /* the first packet arrives with its descriptors, the second is dropped with the queue */
     assert_int_equal(frame_receive_fds(f->peer, &f->buffer), 0);
     assert_int_equal(f->buffer.n_fds, 1);
     while (frame_queue_flush(&queue, f->ours) == FRAME_AGAIN && queue.n_packets == 2)

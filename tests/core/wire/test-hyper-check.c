@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Which hyperparameters each optimizer takes. */
+/* Which values of hyperparameters each optimizer accepts. */
 
 #include <math.h>
 #include <setjmp.h>
@@ -25,7 +25,7 @@ static void test_usual(void **state)
     (void)state;
     for (size_t i = 0; i < ARRAY_SIZE(names); i++)
         assert_false(hyper_is_wrong(names[i], &usual, &problem));
-    assert_false(hyper_is_wrong("AdamW", &(struct wire_hyper){.eps = 1e-8}, &problem)); /* lr 0 stops a group */
+    assert_false(hyper_is_wrong("AdamW", &(struct wire_hyper){.eps = 1e-8}, &problem)); /* lr 0 freezes a group */
 }
 
 static void test_wrong(void **state)
@@ -118,7 +118,7 @@ static void expect_same(const struct wire_hyper *a, const struct wire_hyper *b)
 #undef SAME
 }
 
-/* The settings that are given, and the configured ones in the places of the others. */
+/* hyper_merge() takes the given settings from `wanted`, and the others from the configuration. */
 static void test_merge(void **state)
 {
     const struct wire_hyper configured = {.lr = 1,
@@ -135,7 +135,7 @@ static void test_merge(void **state)
                       merged;
 
     (void)state;
-    merged = hyper_merge(&configured, &wanted); /* 0: all */
+    merged = hyper_merge(&configured, &wanted); /* given 0 means that all are given */
     expect_same(&merged, &wanted);
     wanted.given = 1;
     merged = hyper_merge(&configured, &wanted);

@@ -140,7 +140,7 @@ static void test_kinds(void **state)
     for (unsigned i = 0; i < zerod__v1__node_kind__descriptor.n_values; i++) {
         const ProtobufCEnumValue *value = &zerod__v1__node_kind__descriptor.values[i];
 
-        assert_true(value->value == 0 || (seen >> value->value & 1)); /* there is an example of each */
+        assert_true(value->value == 0 || (seen >> value->value & 1)); /* each kind has an example */
         assert_string_equal(node_kind_name((enum node_kind)value->value), value->name + strlen("NODE_"));
     }
     assert_string_equal(node_kind_name((enum node_kind)63), "?");
@@ -168,7 +168,7 @@ static bool is_set(const ProtobufCMessage *proto, const ProtobufCFieldDescriptor
     }
 }
 
-/* All of them at once. */
+/* A message with all fields set. */
 static void test_fields(void **state)
 {
     struct node_message all = node_examples[10];
@@ -248,7 +248,10 @@ static void test_refused(void **state)
                    "NodeMessage.args.loss_scale: -1, expected at least 0");
 }
 
-/* Values too long for a message, which no node sends: its own packing cuts them or never gets them. */
+/*
+ * Values that are too long are refused. No node sends them: node_pack() cuts texts, and never gets other values of this
+ * size.
+ */
 static void test_too_long(void **state)
 {
     static uint8_t bytes[896 * 1024 + 1];
@@ -285,7 +288,7 @@ static void test_too_long(void **state)
                    "NodeMessage.text: 32769 bytes, expected 0 to 32768");
 }
 
-/* The largest that are made fit; what does not fit is not half packed. */
+/* The largest valid messages fit. A message that does not fit is not packed. */
 static void test_largest(void **state)
 {
     static uint8_t bits[256 * 1024], value[64 * 1024];
@@ -307,7 +310,7 @@ static void test_largest(void **state)
     assert_int_equal(node_pack(&arena, &message, packet, NODE_MESSAGE_MAX_BYTES), -EMSGSIZE);
 }
 
-/* No prefix of a packet, and no packet with one byte changed, does harm (the sanitizers look). */
+/* Prefixes of a packet, and packets with one changed byte, do no harm. The sanitizers check this. */
 static void test_damage(void **state)
 {
     (void)state;

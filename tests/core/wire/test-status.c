@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The JSON that the daemon prints of itself. With --print NAME an example is printed instead, for the test
- * that compares them with the schemas in docs/schema/ and shows them through zerodctl.
+ * The JSON in which the daemon describes itself. With --print NAME, the program prints an example instead. Another test
+ * compares the examples with the schemas in docs/schema/ and shows them through zerodctl.
  */
 
 #include <math.h>
@@ -119,7 +119,7 @@ static void example_diagnostics(struct example *e)
     d = diagnostic_new(E_MISSING, NULL);
     d->warning = true;
     d->id = 6;
-    d->time_ns = 101ull * S; /* by a clock that was read after now_ns */
+    d->time_ns = 101ull * S; /* by a clock that was read later than now_ns */
     e->diagnostics[1] = diagnostic_finish(d);
 }
 
@@ -267,7 +267,7 @@ static const struct diagnostic *const *example_list(const struct example *e)
     return (const struct diagnostic *const *)e->diagnostics;
 }
 
-/* A daemon that has just started. */
+/* Return: whether the rank has pushed the part in this step, for struct status. */
 static bool has_pushed(const void *userdata, unsigned rank, uint32_t part)
 {
     const struct ledger *ledger = userdata;
@@ -288,7 +288,7 @@ static char *minimal_status(void)
                                         .loss_scale = 1});
 }
 
-/* As node 0 of three prints it, or node 1, which knows less. */
+/* The status of node 0 of three, or of node 1, which knows fewer facts. */
 static char *nodes_status_of(const struct example *e, unsigned node)
 {
     const struct status_node list[] = {
@@ -387,7 +387,7 @@ static struct json_object *parse(char *text)
     return root;
 }
 
-/* "time.wait.last_ns", "2.pushed_by" */
+/* Return: the value at a path like "time.wait.last_ns" or "2.pushed_by". */
 static struct json_object *at(struct json_object *o, const char *path)
 {
     char copy[128], *save = NULL, *part;
@@ -659,7 +659,7 @@ static void test_stacks(void **state)
     example_deinit(&e);
 }
 
-/* The owners, found here by walking the chunks. */
+/* Asserts that `owners` has the ranks that a walk over the parameter's chunks finds. */
 static void assert_owners(const struct layout *layout, uint32_t id, struct json_object *owners)
 {
     const struct layout_param *param = &layout->params[id];
@@ -805,7 +805,7 @@ static void test_clean(void **state)
         {"plain\n\ttext", "plain\n\ttext"},
         {"\xc3\xa4 \xe2\x82\xac \xf0\x9f\x99\x82", "\xc3\xa4 \xe2\x82\xac \xf0\x9f\x99\x82"},
         {"\x7f\x1b\r", "\\x7f\\x1b\\x0d"},
-        {"\xc2\x9b", "\\xc2\\x9b"}, /* CSI: terminals obey it */
+        {"\xc2\x9b", "\\xc2\\x9b"}, /* CSI, a terminal's control character */
         {"\xc0\xaf", "\\xc0\\xaf"}, /* overlong */
         {"\xe0\x80\xaf", "\\xe0\\x80\\xaf"},
         {"\xed\xa0\x80", "\\xed\\xa0\\x80"},          /* surrogate */

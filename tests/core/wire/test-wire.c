@@ -48,7 +48,7 @@ static size_t pack_reply(const struct reply *reply)
     return n;
 }
 
-/* The packet must be refused with exactly this sentence. */
+/* Asserts that the packet is refused with exactly this sentence. */
 static void assert_request_refused(const void *data, size_t n, const char *expected)
 {
     struct request out;
@@ -67,8 +67,9 @@ static void assert_reply_refused(const void *data, size_t n, const char *expecte
 
 /* ---- round trips --------------------------------------------------------------------------------------- */
 
-/* Every field of the message and of the first of its messages is there, so the tables of wire.c leave none
- * out. */
+/*
+ * Asserts that every field of the message and of its first submessages is set, so that wire.c's tables miss no field.
+ */
 static void assert_all_set(const ProtobufCMessage *message)
 {
     for (unsigned i = 0; i < message->descriptor->n_fields; i++) {
@@ -93,7 +94,7 @@ static void assert_all_set(const ProtobufCMessage *message)
 
             assert_memory_not_equal(member, zero, size);
         }
-        /* a second push record has nothing new; the first of several pushes may not have all */
+        /* a second push record has no other fields, and the first of several pushes may leave some unset */
         if (sub && strcmp(field->name, "second") != 0 && strcmp(message->descriptor->short_name, "Pushes") != 0)
             assert_all_set(sub);
     }
@@ -168,7 +169,7 @@ static void assert_evidence_equal(const struct request_evidence *a, const struct
     assert_ids_equal(a->called, a->n_called, b->called, b->n_called);
 }
 
-/* Compares requests that have pointers; b is the example. */
+/* Asserts that two requests are equal, including what their pointers point to. b is the example. */
 static void assert_request_equal(const struct request *a, const struct request *b)
 {
     switch (b->type) {
@@ -251,7 +252,7 @@ static void assert_request_equal(const struct request *a, const struct request *
         assert_texts_equal(a->admin.args, b->admin.args, b->admin.n_args);
         break;
     default:
-        /* numbers only; both were zeroed, so padding is equal */
+        /* only numbers; both requests were zeroed, so their padding is equal */
         assert_memory_equal(a, b, sizeof(*a));
         break;
     }
@@ -419,7 +420,7 @@ static void test_reply_round_trip(void **state)
     }
 }
 
-/* No field set: NULL and 0 go in; "" comes out for texts, and what must not be missing is named. */
+/* No field is set. NULL and 0 are packed; texts become "", and the refusal names a field that must be set. */
 static void test_empty_round_trip(void **state)
 {
     static const char *const request_faults[N_REQUEST_TYPES] = {
@@ -511,7 +512,7 @@ static void check_reply(const struct reply *reply, const char *expected)
         fail_msg("%s", why);
 }
 
-/* The example with one change is refused with this sentence; NULL: accepted. */
+/* Asserts that the example with one change is refused with this sentence, or accepted if the sentence is NULL. */
 #define REQUEST_CASE(type_, change, expected)                                                                          \
     do {                                                                                                               \
         struct request q = example_requests[type_];                                                                    \
@@ -574,7 +575,7 @@ static void test_limits_of_params(void **state)
     PARAM_CASE((p->shape = wraps_early, p->n_dims = 3),
                "Declare.params[1].shape: 2^62 elements or more, expected less");
     PARAM_CASE((p->shape = most, p->n_dims = 1), NULL);
-    PARAM_CASE((p->shape = huge, p->n_dims = 3), NULL); /* times 0 */
+    PARAM_CASE((p->shape = huge, p->n_dims = 3), NULL); /* a dimension is 0 */
     PARAM_CASE(p->n_dims = 0, NULL);
     PARAM_CASE(p->muon = true, NULL);
     PARAM_CASE((p->muon = true, p->n_dims = 1), NO_MUON);
@@ -762,7 +763,7 @@ static size_t pack_raw_client(Zerod__V1__ClientMessage__KindCase kind, void *mem
     return zerod__v1__client_message__pack(&message, packet);
 }
 
-/* A field is set although its has_x says that it is not. Our own packing leaves such fields out. */
+/* A field that is set without its has_x is refused. zerod's own packing leaves such fields out. */
 static void test_without_has(void **state)
 {
     Zerod__V1__EndBackward end = ZEROD__V1__END_BACKWARD__INIT;
@@ -798,7 +799,7 @@ static void test_without_has(void **state)
 
 /* ---- texts --------------------------------------------------------------------------------------------- */
 
-/* An AbortStep whose why is these bytes. */
+/* Packs a message like AbortStep, whose field 1 is these bytes. */
 static size_t pack_why(unsigned kind, const void *text, size_t n)
 {
     packet[0] = kind << 3 | 2;
@@ -818,7 +819,7 @@ static void test_texts(void **state)
     static const struct {
         const char *text;
         size_t n, bad;
-        bool why_ok; /* in a text for people */
+        bool why_ok; /* whether a text for people may have it */
     } cases[] = {
         {"a\0b", 3, 1, false},
         {"ab\0", 3, 2, false},
@@ -854,7 +855,7 @@ static void test_texts(void **state)
         else
             assert_request_refused(packet, n, expected);
 
-        /* Admin.command stands at the same place, and is one line */
+        /* Admin.command is field 1 as well, and must be one line */
         n = pack_why(REQUEST_ADMIN, cases[i].text, cases[i].n);
         snprintf(expected, sizeof(expected),
                  "Admin.command: byte 0x%02x at %zu, expected UTF-8 without control characters",
@@ -890,7 +891,7 @@ static void test_packing_cleans_texts(void **state)
 
 /* ---- diagnostics --------------------------------------------------------------------------------------- */
 
-/* A diagnostic with the longest texts there may be, and longer ones, still fits into a packet. */
+/* A diagnostic with the longest texts that are allowed, or with longer ones, fits into a packet. */
 static void test_largest_diagnostic(void **state)
 {
     enum { N = 200 * 1000 };
@@ -902,7 +903,7 @@ static void test_largest_diagnostic(void **state)
 
     assert_non_null(text);
     for (size_t i = 0; i < N; i++)
-        text[i] = "\xc3\xa9"[i % 2]; /* two bytes a letter: a cut must not split one */
+        text[i] = "\xc3\xa9"[i % 2]; /* letters of two bytes, which a cut must not split */
     text[N] = '\0';
     for (size_t i = 0; i < ARRAY_SIZE(fields); i++)
         fields[i] = (struct diagnostic_field){.label = text, .text = text};
@@ -933,7 +934,7 @@ static void test_diagnostic_view(void **state)
         .title = (char *)"duplicate gradient refused",
         .has_rank = true,
         .rank = 3,
-        .step = 99, /* not said: must not travel */
+        .step = 99, /* has_step is false, so it is not packed */
         .params = {(char *)"a", (char *)"b"},
         .n_params_named = 2,
         .n_params = 12,
@@ -1023,15 +1024,17 @@ static void test_envelopes(void **state)
     assert_int_equal(wire_unpack_request(&arena, inner, sizeof(inner), &out, why, sizeof(why)), 0);
     assert_int_equal(out.type, REQUEST_READY);
 
-    /* what is behind the message and is no field */
+    /* bytes behind the message that are not a field */
     n = pack_request(&example_requests[REQUEST_FORM]);
     memset(trailing, 0, sizeof(trailing));
     memcpy(trailing, packet, n);
     assert_request_refused(trailing, n + 1, "ClientMessage: 9 bytes that are not a protobuf message");
 }
 
-/* Every part of a valid packet is refused or still a message; none is read beyond its end (address
- * sanitizer). */
+/*
+ * Every prefix of a valid packet is refused, or is still a message. Address sanitizer checks that nothing beyond its
+ * end is read.
+ */
 static void test_truncated(void **state)
 {
     for (unsigned type = 1; type < N_REQUEST_TYPES; type++) {
@@ -1096,7 +1099,7 @@ static void test_too_small_a_buffer(void **state)
     assert_null(arena.chunks);
 }
 
-/* As much evidence as there may be fits into a packet. */
+/* The largest evidence fits into a packet. */
 static void test_largest_evidence(void **state)
 {
     static uint32_t ids[WIRE_MAX_EVIDENCE_IDS];
@@ -1114,7 +1117,7 @@ static void test_largest_evidence(void **state)
     assert_evidence_equal(&out.evidence, &request.evidence);
 }
 
-/* A Declare of so many equal parameters; the length is padded to four bytes, as protobuf allows. */
+/* Fills data with a Declare of equal parameters. The length is padded to four bytes, which protobuf allows. */
 static size_t pack_params(uint8_t *data, size_t size, const void *param, size_t n_param_bytes)
 {
     size_t n;
@@ -1127,8 +1130,7 @@ static size_t pack_params(uint8_t *data, size_t size, const void *param, size_t 
     return n;
 }
 
-/* The largest part of a manifest unpacks with room to spare; more than the arena's limit is refused, not
- * taken. */
+/* The largest part of a manifest fits easily into the arena. What exceeds the arena's limit is refused. */
 static void test_arena_limits(void **state)
 {
     enum { SIZE = 1 << 20 };
@@ -1141,7 +1143,7 @@ static void test_arena_limits(void **state)
     assert_int_equal(out.declare.n_params, (n - 5) / 5);
     assert_true(arena.n_chunk_bytes < WIRE_ARENA_MAX_BYTES / 2);
 
-    /* parameters of nothing at all: two bytes each on the wire, the most that a packet can blow up */
+    /* empty parameters: two bytes each in the packet, so no packet grows more when unpacked */
     n = pack_params(packet, sizeof(packet), "\x0a\x00", 2);
     assert_request_refused(packet, n, "Declare.params[0].name: 0 bytes, expected 1 to 1024");
     assert_true(arena.n_chunk_bytes < WIRE_ARENA_MAX_BYTES);
@@ -1150,7 +1152,7 @@ static void test_arena_limits(void **state)
     n = pack_params(large, SIZE, "\x0a\x00", 2);
     assert_request_refused(large, n, "ClientMessage: more than 16 MiB when unpacked");
 
-    /* and all of it is given back */
+    /* all memory is returned */
     assert_int_equal(
         wire_unpack_request(&arena, packet, pack_request(&example_requests[REQUEST_PUSH]), &out, why, sizeof(why)), 0);
     assert_null(arena.chunks);
@@ -1255,8 +1257,7 @@ static size_t mutate(uint8_t *data, size_t n, size_t size, uint64_t *seed)
     return n;
 }
 
-/* Whatever a broken packet is taken for, it is a message that packs and unpacks to the same bytes; else there
- * is a reason. */
+/* A damaged packet is refused with a reason, or is a message that packs and unpacks to the same bytes. */
 static void test_mutations(void **state)
 {
     uint64_t seed = 1;
@@ -1291,7 +1292,7 @@ static void test_mutations(void **state)
             assert_memory_equal(copy, again, m);
         }
     }
-    /* the mutations are worth something: some survive, most do not */
+    /* some mutations are valid, most are not */
     assert_true(n_valid > 1000 && n_refused > 10000);
 }
 

@@ -32,7 +32,7 @@ static int add_node(struct recorder *r, uint64_t inode, bool is_folder)
     return r->n_nodes++;
 }
 
-/* Return: NO_NODE: it is outside of the root. */
+/* Return: the node of this inode, or NO_NODE if it is outside of the root. */
 static int node_of_inode(const struct recorder *r, uint64_t inode)
 {
     for (int i = r->n_nodes; i-- > 0;)
@@ -265,18 +265,18 @@ struct folder_entries {
 
 struct node {
     bool is_folder;
-    /* Of a file. */
+    /* Fields of a file. */
     struct contents synced, now;
     bool is_dirty;
-    /* Of a folder. */
-    struct folder_entries entries; /* synced */
+    /* Fields of a folder; `entries` are the synced ones. */
+    struct folder_entries entries;
     const struct entries_change *changes[MAX_ENTRIES];
     unsigned n_changes;
 };
 
 struct item {
     int node;
-    int change; /* -1: the bytes of a file */
+    int change; /* index of a change; -1: the bytes of a file */
 };
 
 struct machine {
@@ -329,7 +329,7 @@ static void sync_node(struct node *node)
     node->is_dirty = false;
 }
 
-/* Lists what was not synced of the node, and of all that it may lead to. */
+/* Lists the changes of the node that were not synced, and those of all nodes to which its entries may lead. */
 static void add_items(struct machine *m, int id, bool *seen)
 {
     const struct node *node = &m->nodes[id];
@@ -417,7 +417,7 @@ bool machine_item_is_file(const struct machine *m, size_t item)
 
 /* ---- after the loss ------------------------------------------------------------------------------------ */
 
-/* Return: of the node's bytes, or of a change of its entries. */
+/* Return: the outcome of a change of the node's entries, or of its bytes if change is -1. */
 static enum outcome outcome_of(const struct machine *m, const enum outcome *outcomes, int node, int change)
 {
     for (size_t i = 0; i < m->n_items; i++)

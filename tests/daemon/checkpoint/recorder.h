@@ -2,10 +2,10 @@
 #pragma once
 
 /*
- * A disk that records its calls, and a machine on which they are repeated, up to a loss of power. Of what was not
- * synced any part may then be lost: of a file's bytes all, none, those behind the first half, or all but the size; of a
- * folder's entries each change by itself, where a rename is one change. Removing a folder is recorded as its single
- * steps. For tests with cmocka.
+ * A disk that records its calls, and a machine that repeats them up to a loss of power. Then any part of what was not
+ * synced may be lost. Of a file's bytes all, none or the second half may be lost, or all become zeroes. Of a folder's
+ * changes of entries each may be lost; a rename is one change. Removing a folder is recorded as its single steps. For
+ * tests with cmocka.
  */
 
 #include <stdbool.h>
@@ -18,12 +18,12 @@ enum act_kind { ACT_MAKE_FOLDER, ACT_CREATE, ACT_WRITE, ACT_TRUNCATE, ACT_SYNC, 
 
 enum { NO_NODE = -1, RECORDER_NAME_BYTES = 64, RECORDER_MAX_NODES = 1024, RECORDER_MAX_ACTS = 4096 };
 
-/* What some names of a folder become. */
+/* A change of one or two names in a folder. */
 struct entries_change {
     unsigned n;
     struct {
         char name[RECORDER_NAME_BYTES];
-        int node; /* NO_NODE: there is no such entry any more */
+        int node; /* NO_NODE if the entry is removed */
     } names[2];
 };
 
@@ -33,23 +33,23 @@ struct act {
     struct entries_change change;
     void *bytes; /* owned */
     uint64_t n_bytes, offset;
-    unsigned save; /* ACT_BEGIN, ACT_RETURN: which, and whether it succeeded */
+    unsigned save; /* number of the save, for ACT_BEGIN and ACT_RETURN */
     bool succeeded;
 };
 
 struct recorder {
     struct disk disk;
-    uint64_t inodes[RECORDER_MAX_NODES]; /* of the real file system; 0: removed */
+    uint64_t inodes[RECORDER_MAX_NODES]; /* in the real file system; 0: removed */
     bool is_folder[RECORDER_MAX_NODES];
     int n_nodes; /* node 0 is the root */
     struct act acts[RECORDER_MAX_ACTS];
     unsigned n_acts;
-    unsigned n_calls, fails_at; /* this call fails, */
-    bool goes_on;               /* and if not, all behind it, as of a daemon that is killed there */
-    unsigned first_failure;     /* how many acts there were before it */
+    unsigned n_calls, fails_at; /* index of the call that fails */
+    bool goes_on;               /* whether later calls succeed; else they fail, as after a kill */
+    unsigned first_failure;     /* the number of acts before the failure */
 };
 
-/* root: a folder; what happens in it is recorded. */
+/* root is the folder whose calls are recorded. */
 struct recorder *recorder_new(const char *root);
 void recorder_free(struct recorder *recorder);
 void recorder_note_act(struct recorder *recorder, enum act_kind kind, unsigned save, bool succeeded);
@@ -58,7 +58,7 @@ void recorder_note_act(struct recorder *recorder, enum act_kind kind, unsigned s
 
 struct machine;
 
-/* How an item that was not synced comes out of the loss of power. Changes of entries are lost or kept. */
+/* What happens to an item that was not synced. A change of entries is only LOST or KEPT. */
 enum outcome { LOST, KEPT, ZEROES, HALF, N_OUTCOMES };
 
 struct machine *machine_new(const struct recorder *recorder);
@@ -66,8 +66,8 @@ void machine_free(struct machine *machine);
 /* Repeats the next act. */
 void machine_go_on(struct machine *machine);
 
-/* What was not synced: files and changes of entries. */
+/* Return: the number of items that were not synced, files and changes of entries. */
 size_t machine_n_items(const struct machine *machine);
 bool machine_item_is_file(const struct machine *machine, size_t item);
-/* Lays out, in an empty folder, what the disk has after a loss of power. outcomes: of each item. */
+/* Writes what the disk has after the loss of power to an empty folder. outcomes has one for each item. */
 void machine_lay_out(const struct machine *machine, const enum outcome *outcomes, const char *folder);

@@ -40,7 +40,7 @@ static const struct sample_param all_kinds[] = {
     {"frozen.empty", DTYPE_F16, true, 1, {0}},
     {"wide", DTYPE_F32, false, 1, {70001}},
     {"", DTYPE_F16, false, 1, {1}},
-    {"(buffers)", DTYPE_F32, true, 1, {6}}, /* not the model's */
+    {"(buffers)", DTYPE_F32, true, 1, {6}}, /* belongs to no model */
     {"(half)", DTYPE_BF16, false, 1, {3}},
     {"(wide)", DTYPE_F32, false, 1, {2}},
 };
@@ -114,7 +114,7 @@ static uint64_t mix(uint64_t seed, uint64_t param, unsigned kind, uint64_t elem)
     return x ^ x >> 31;
 }
 
-/* Any bits, NaNs too; but numbers where they are rounded. */
+/* Return: a value with any bits, also NaN; or a number, if it will be rounded. */
 static float value_of(uint64_t seed, uint64_t param, enum state_kind kind, uint64_t elem, bool rounded)
 {
     uint64_t x = mix(seed, param, kind, elem);
@@ -131,7 +131,7 @@ static uint64_t count_of(uint64_t seed, uint64_t param)
     return mix(seed, param, COUNT, 0) % (1 << 24);
 }
 
-/* Fills n elements, or compares them. Return: whether they are equal. */
+/* Fills a range with the expected bytes, or compares it. Return: whether it is equal to them. */
 static bool visit(void *at, const void *expected, size_t n_bytes, bool fill)
 {
     if (fill && n_bytes > 0)
@@ -159,7 +159,7 @@ static bool visit_master24(struct master24 masters, const float *values, size_t 
     return visit(masters.weights, weights, n * sizeof(*weights), fill) & visit(masters.lower, lower, n, fill);
 }
 
-/* Masters or moments that this node owns. values: of the whole parameter. */
+/* Fills or compares the masters or moments that this node owns. values has the whole parameter's. */
 static bool visit_owned(const struct sample *s, uint32_t id, enum state_kind kind, const float *values, bool fill)
 {
     const struct layout_param *p = &s->layout->params[id];
@@ -180,7 +180,7 @@ static bool visit_owned(const struct sample *s, uint32_t id, enum state_kind kin
     return visit(at, expected, dtype_bytes(dtype, end - first), fill);
 }
 
-/* Rounds to numbers that 8 bits can hold; bf16 can hold them, too. */
+/* Rounds to numbers that 8 bits can represent, and therefore also bf16. */
 static void narrow(float *values, uint64_t n, enum state_kind kind)
 {
     enum dtype dtype = kind == STATE_EXP_AVG ? DTYPE_SIGNED8 : DTYPE_UNSIGNED8;
@@ -190,7 +190,7 @@ static void narrow(float *values, uint64_t n, enum state_kind kind)
     convert_to_f32(values, narrowed, dtype, n);
 }
 
-/* Rounds to numbers that 24 bits can hold. */
+/* Rounds to numbers that 24 bits can represent. */
 static void narrow_masters(float *values, uint64_t n)
 {
     _cleanup_free_ uint16_t *weights = calloc(n + 1, sizeof(*weights));
@@ -246,7 +246,7 @@ bool sample_is(const struct sample *s, uint64_t seed)
 
 /* ---- saving -------------------------------------------------------------------------------------------- */
 
-/* Every other rank has stored something, rank 2 nothing at all of it. */
+/* Return: the size of the blob that a rank stores. Odd ranks store none, rank 2 an empty one. */
 static size_t blob_bytes(unsigned rank)
 {
     return rank == 2 ? 0 : 100 + 1000 * rank;
@@ -261,7 +261,7 @@ static uint8_t *blob_of(uint64_t seed, unsigned rank)
     return bytes;
 }
 
-/* Without a snapshot and what ranks have stored. */
+/* Return: an order without a snapshot and blobs. */
 static struct checkpoint_order order_of(const struct sample *s, const struct sample_save *save)
 {
     struct checkpoint_order order = {.dir = save->dir,
@@ -324,7 +324,7 @@ int sample_publish(const struct sample *s, const struct sample_save *save, char 
 
 /* ---- loading ------------------------------------------------------------------------------------------- */
 
-/* Those of ranks that are on this node. */
+/* Compares the blobs of the ranks of this node. */
 static void check_blobs(const struct sample *s, const struct loading *loading, uint64_t seed)
 {
     const struct description *d = loading_description(loading);
@@ -346,7 +346,7 @@ static void check_blobs(const struct sample *s, const struct loading *loading, u
     }
 }
 
-/* A checkpoint with all that a job has is one that the job which wrote it can load. */
+/* Asserts that a checkpoint of all state of a job passes checkpoint_check(). */
 static void check_whole(const struct loading *loading)
 {
     char why[SAMPLE_WHY_BYTES] = "";
@@ -376,7 +376,7 @@ int sample_load(struct sample *s, const struct sample_load *load, uint64_t *step
     assert_true(r == 0 || r == 1 || *why);
     if (r != 0)
         return r;
-    for (uint32_t i = loading_n_pieces(loading); r == 0 && i-- > 0;) /* any order will do */
+    for (uint32_t i = loading_n_pieces(loading); r == 0 && i-- > 0;) /* in any order */
         r = loading_read(loading, i);
     if (r == 0) {
         if (load->strict)
@@ -413,7 +413,7 @@ static int hasty_create(const struct disk *disk, int dir, const char *name)
     return fd < 0 ? -errno : fd;
 }
 
-/* Also checks what disk.h promises of the arguments. */
+/* hasty_write() also checks the arguments, as disk.h promises them. */
 static int hasty_write(const struct disk *disk, int fd, const void *bytes, size_t n_bytes, uint64_t offset)
 {
     (void)disk;

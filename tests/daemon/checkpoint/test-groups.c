@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* 8-bit moments that come in pieces, cut anywhere, in any order and from several threads: the bits of one piece. */
+/*
+ * 8-bit moments that arrive in pieces, cut anywhere, in any order and from several threads, have the same bits as if
+ * they arrive in one piece.
+ */
 
 #include "daemon/checkpoint/groups.h"
 
@@ -29,7 +32,7 @@ struct pieces {
     unsigned n, next;
     pthread_mutex_t lock;
     const void *values;
-    enum dtype dtype; /* of the values */
+    enum dtype dtype; /* dtype of the values */
 };
 
 static uint64_t seed;
@@ -40,7 +43,7 @@ static uint64_t next(void)
     return seed >> 33;
 }
 
-/* Cuts all elements anywhere, and puts the pieces into another order. */
+/* Cuts all elements into random pieces, and shuffles the pieces. */
 static void cut(struct pieces *p)
 {
     uint64_t first = 0;
@@ -96,7 +99,7 @@ static void test_pieces(void **state)
             narrow[i] = (uint16_t)(next() % 0x8000 < 0x7f80 ? next() % 0x7f80 : 0);
             wide[i] = f32_from_bf16(narrow[i]) * (turn % 2 ? 1 : 0.7f);
         }
-        memset(got, 0x5a, sizeof(got)); /* of a checkpoint that was given up */
+        memset(got, 0x5a, sizeof(got)); /* as a load that was given up left it */
         memset(expected, 0x5a, sizeof(expected));
         convert_from_f32(expected, wide, p.array.dtype, N_ELEMS);
         cut(&p);
@@ -115,7 +118,7 @@ static void test_pieces(void **state)
     }
 }
 
-/* A group of which a part never comes is left as it was, and its memory is given back. */
+/* If a part of a group never arrives, the group is left unchanged, and its memory is freed. */
 static void test_part_never_comes(void **state)
 {
     struct groups groups;

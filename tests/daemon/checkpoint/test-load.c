@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Checkpoints that are written and loaded: masters, moments, weights and counts come back bit for bit, into other
- * stages, world sizes and bucket sizes too; and what does not fit is named.
+ * Saves and loads checkpoints. Masters, moments, weights and counts must have the same bits, also in jobs of another
+ * stage, world size or bucket size. If a checkpoint does not fit the job, the message names the tensor.
  */
 
 #include <fcntl.h>
@@ -53,7 +53,7 @@ static void save(const struct sample_options *options, uint64_t seed, uint64_t s
     sample_free(s);
 }
 
-/* Loads into a job with these parameters. Return: as loading_open(). */
+/* Loads the checkpoint into a job with these parameters. Return: the result of sample_load(). */
 static int load_into(const struct sample_options *options, bool strict, char *why)
 {
     struct sample *s = sample_new(options);
@@ -111,7 +111,7 @@ static void test_same_job(void **state)
         }
 }
 
-/* Of SGD without momentum nothing but the count is kept. */
+/* SGD without momentum has no state except the count. */
 static void test_no_momentum(void **state)
 {
     struct sample_options options = {
@@ -122,7 +122,7 @@ static void test_no_momentum(void **state)
     check_loads(&options, 1, 1);
 }
 
-/* Moments and masters are converted where the job's are of another type than the checkpoint's. */
+/* Moments and masters are converted if the job has other types than the checkpoint. */
 static void test_types(void **state)
 {
     static const enum dtype types[] = {DTYPE_F32, DTYPE_BF16, DTYPE_SIGNED8};
@@ -152,7 +152,7 @@ static void test_types(void **state)
         }
 }
 
-/* Elements that bf16 does not have are rounded to the nearest. */
+/* Values that bf16 does not have are rounded to the nearest. */
 static void test_moments_are_rounded(void **state)
 {
     struct sample_options wide = {
@@ -180,7 +180,7 @@ static void test_moments_are_rounded(void **state)
     sample_free(b);
 }
 
-/* From every stage to every stage, with other numbers of ranks and other buckets. */
+/* Every stage loads the checkpoints of every stage, with other numbers of ranks and other bucket sizes. */
 static void test_other_jobs(void **state)
 {
     static const struct {
@@ -208,7 +208,7 @@ static void test_other_jobs(void **state)
 
 /* ---- several nodes ------------------------------------------------------------------------------------- */
 
-/* How many ranks each node of a job has. */
+/* How many ranks each node has. */
 struct split {
     unsigned n_nodes, n_ranks[3];
 };
@@ -232,7 +232,7 @@ static unsigned count_ranks(const struct split *split)
     return n;
 }
 
-/* Each node saves its part, the last one first; then node 0 makes a checkpoint of the parts. */
+/* Each node saves its part, the last node first. Then node 0 publishes the checkpoint. */
 static void save_split(const struct sample_options *job, const struct split *split, uint64_t seed, uint64_t step)
 {
     char why[SAMPLE_WHY_BYTES];
@@ -263,7 +263,7 @@ static void check_loads_split(const struct sample_options *job, const struct spl
 static const struct split splits[] = {{1, {1}}, {2, {1, 1}}, {2, {1, 3}}, {3, {2, 1, 2}}};
 static const uint64_t split_bucket_elems[] = {1000, 100000, 1 << 30};
 
-/* From every split to every split, and between jobs on one node and on several; also of narrow state, or into it. */
+/* Every split loads the checkpoints of every split, of one node and of several, with wide and narrow state. */
 static void test_nodes(void **state)
 {
     static const enum dtype types[] = {DTYPE_F32, DTYPE_SIGNED8, DTYPE_SIGNED8};
@@ -300,7 +300,7 @@ static void test_nodes(void **state)
         }
 }
 
-/* Into the same job: also optimizers with fewer moments. */
+/* Loads into the same job, also with optimizers that have fewer moments. */
 static void test_nodes_same_job(void **state)
 {
     uint64_t step = 0;
@@ -318,7 +318,7 @@ static void test_nodes_same_job(void **state)
         }
 }
 
-/* Parameters of several dimensions, cut in the middle of rows and planes, and one that a single node has. */
+/* Parameters of several dimensions that are cut inside rows and planes, and one that a single node owns. */
 static void test_nodes_cut_planes(void **state)
 {
     static const struct sample_param params[] = {{"planes", DTYPE_BF16, false, 3, {5, 7, 61}},
@@ -343,7 +343,7 @@ static void test_nodes_cut_planes(void **state)
         }
 }
 
-/* A node of several does not read the MiB in which nothing of its own lies; one that has all ranks reads everything. */
+/* One of several nodes does not read a MiB in which it owns nothing. A node with all ranks reads everything. */
 static void test_nodes_read_their_part(void **state)
 {
     static const struct sample_param large = {"large", DTYPE_F32, false, 2, {3000, 1000}}; /* 12 MB */
@@ -362,7 +362,7 @@ static void test_nodes_read_their_part(void **state)
     assert_int_equal(load_into(&job, true, why), -EBADMSG);
 }
 
-/* In stage 3 nobody keeps 16-bit weights, but a node that has all ranks compares their hashes, too. */
+/* In stage 3 no node keeps 16-bit weights, but a node with all ranks also compares their hashes. */
 static void test_reads_what_it_does_not_keep(void **state)
 {
     static const struct sample_param half = {"half", DTYPE_BF16, false, 1, {3000000}}; /* 6 MB */
@@ -379,7 +379,7 @@ static void test_reads_what_it_does_not_keep(void **state)
     check_loads_split(&job, &two, 1, 1);
 }
 
-/* Moments that a checkpoint lacks become zero where this node owns them. */
+/* Moments that the checkpoint lacks are set to zero in the partitions of this node. */
 static void test_nodes_zero(void **state)
 {
     static const struct split split = {3, {2, 1, 2}};
@@ -408,15 +408,15 @@ static void test_nodes_zero(void **state)
 
 /* ---- files made by hand ---------------------------------------------------------------------------------- */
 
-/* A file with a box of a tensor. */
+/* A file with one box of a tensor. */
 struct hand_box {
-    const char *file, *name; /* name: NULL, "t" */
+    const char *file, *name; /* a NULL name means "t" */
     bool sharded;
     uint32_t n_dims;
     uint64_t starts[3], shape[3];
 };
 
-/* A job with one tensor, which is frozen, so that there are no other ones. */
+/* A job with only one tensor: the parameter is frozen, so it has no state. */
 static const struct sample_param hand_param = {"t", DTYPE_F32, true, 2, {5, 4}};
 static const struct sample_options hand_job = {
     .params = &hand_param, .n_params = 1, .world_size = 1, .stage = 2, .bucket_elems = 1000};
@@ -433,7 +433,7 @@ static void write_file(const char *name, const void *bytes, size_t n_bytes)
     assert_int_equal(fclose(file), 0);
 }
 
-/* Element (r, c) of the tensor is 4 r + c. */
+/* Writes a file with a box. Element (r, c) of the tensor is 4 r + c. */
 static void write_box(struct description *d, const struct hand_box *box)
 {
     struct safetensors file = {.sharded = box->sharded};
@@ -463,7 +463,7 @@ static void write_box(struct description *d, const struct hand_box *box)
     free(bytes);
 }
 
-/* What loading says of a checkpoint, checkpoint_check() says too, and calls this job its job. */
+/* Asserts that checkpoint_check() has the same result as loading, with "its job" instead of "this job". */
 static void check_agreement(const char *path, int r, const char *why)
 {
     char checked[SAMPLE_WHY_BYTES] = "", *its;
@@ -482,7 +482,10 @@ static void check_agreement(const char *path, int r, const char *why)
     description_deinit(&d);
 }
 
-/* Writes a checkpoint of these files and loads it; then t has all its values. Return: as sample_load(). */
+/*
+ * Writes a checkpoint of these files, and loads it. If that succeeds, asserts that t has all its values. Return: the
+ * result of sample_load().
+ */
 static int load_boxes(const struct hand_box *boxes, size_t n, bool strict, char *why)
 {
     struct description d = {.version = strdup("0"),
@@ -551,15 +554,15 @@ static void test_boxes(void **state)
 static void test_wrong_boxes(void **state)
 {
     static const struct hand_box wrong[] = {
-        BOX("1", 2, 0, 3, 3), /* no range: columns of several rows */
-        BOX("1", 2, 1, 3, 3), /* likewise */
+        BOX("1", 2, 0, 3, 3), /* columns of several rows, so not a range of elements */
+        BOX("1", 2, 1, 3, 3), /* the same */
         BOX("1", 2, 0, 4, 4), /* beyond the end */
         BOX("1", 2, 1, 1, 4),
         BOX("1", 6, 0, 1, 4),
         BOX("1", UINT64_C(1) << 62, 0, 1, 4),
         {"model-node1.safetensors", NULL, true, 1, {8}, {12}},
         {"model-node1.safetensors", NULL, true, 3, {2, 0, 0}, {3, 4, 1}},
-        {"model-node1.safetensors", NULL, false, 2, {0}, {3, 4}}, /* does not say that it is a box */
+        {"model-node1.safetensors", NULL, false, 2, {0}, {3, 4}}, /* its metadata does not say that it is a box */
     };
 
     (void)state;
@@ -570,7 +573,7 @@ static void test_wrong_boxes(void **state)
     }
 }
 
-/* Any files whose names begin with "model" are the model's; files of other kinds are not opened. */
+/* All files whose names begin with "model" belong to the model. Files of other kinds are not opened. */
 static void test_file_names(void **state)
 {
     static const struct hand_box other = {"other.safetensors", NULL, false, 2, {0}, {5, 4}};
@@ -587,7 +590,7 @@ static void test_file_names(void **state)
     assert_string_equal(why, "of its tensors 1 are ignored because this job lacks them: u");
 }
 
-/* A tensor that the job lacks counts once, in however many boxes it is. */
+/* A tensor that the job lacks counts once, even if it has several boxes. */
 static void test_unknown_boxes(void **state)
 {
     static const struct hand_box boxes[] = {
@@ -605,7 +608,7 @@ static void test_unknown_boxes(void **state)
 
 /* ---- the disk ------------------------------------------------------------------------------------------ */
 
-/* With the system's calls, and more than one MiB in a file. */
+/* Uses the system's calls, and a file of more than one MiB. */
 static void test_disk_system(void **state)
 {
     struct sample_options options = {.world_size = 2, .stage = 2, .bucket_elems = 100000};
@@ -688,7 +691,7 @@ static void test_more_than_needed(void **state)
     check_noted(&options, "of its tensors 5 are ignored because this job lacks them: b");
 }
 
-/* A parameter that was trained is frozen now, or the other way round. */
+/* A trained parameter is now frozen, or a frozen one is now trained. */
 static void test_frozen(void **state)
 {
     struct sample_param params[] = {sample_small[0], sample_small[1], sample_small[2]};
@@ -708,7 +711,7 @@ static void test_frozen(void **state)
     check_noted(&options, "of its tensors 4 are ignored because this job lacks them: state.w.exp_avg");
 }
 
-/* One that begins to be trained, in fp32, begins with moments of zero. */
+/* A frozen fp32 parameter is now trained. Its moments begin with zero. */
 static void test_thawed(void **state)
 {
     static const struct sample_param frozen = {"a", DTYPE_F32, true, 1, {3}}, trained = {"a", DTYPE_F32, false, 1, {3}};
@@ -737,7 +740,7 @@ static void test_other_optimizer(void **state)
     check_noted(&options, "of its tensors 2 are ignored because this job lacks them: state.w.exp_avg_sq");
 }
 
-/* What a checkpoint lacks begins with zero, also where another one was loaded before. */
+/* State that the checkpoint lacks is set to zero, even if an earlier load filled it. */
 static void test_zero_again(void **state)
 {
     struct sample_options options = small;
@@ -749,7 +752,7 @@ static void test_zero_again(void **state)
     save(&small, 1, 1);
     options.optimizer = OPTIMIZER_ADAGRAD;
     s = sample_new(&options);
-    sample_fill(s, 5); /* something of one whose bytes were wrong */
+    sample_fill(s, 5); /* as an earlier load with wrong bytes leaves it */
     assert_int_equal(sample_load(s, &(struct sample_load){.dir = scratch}, &step, why), 0);
     for (uint32_t p = 0; p < 2; p++) {
         const struct layout_param *param = &s->layout->params[p];
@@ -811,7 +814,7 @@ static void test_newest(void **state)
     assert_int_equal(stat(path, &st), 0);
     spoil(2, "model.safetensors", st.st_size - 1);
     check_newest(0, -EBADMSG, 0, "model.safetensors: the MiB from byte 0 is not as it was written");
-    check_newest(2, 0, 1, ""); /* the daemon tries that then */
+    check_newest(2, 0, 1, ""); /* the daemon then tries this one */
     spoil(1, "optimizer.safetensors", 8);
     check_newest(2, -EBADMSG, 0, "optimizer.safetensors: the MiB from byte 0 is not as it was written");
     assert_int_equal(truncate(path, 5), 0);
@@ -820,7 +823,7 @@ static void test_newest(void **state)
     check_newest(0, -EIO, 0, "step-00000003: zerod.json: its bytes are not those that were written");
 }
 
-/* Every wrong byte is noticed before a step is made with it. */
+/* Every wrong byte is noticed during the load, before any step. */
 static void test_wrong_bytes(void **state)
 {
     static const char *const files[] = {"model.safetensors", "optimizer.safetensors", "ranks.safetensors"};
@@ -846,7 +849,7 @@ static void test_wrong_bytes(void **state)
     sample_free(s);
 }
 
-/* Wrong bytes in a header are found like those behind it: by reading, so that the daemon tries the one before it. */
+/* Wrong bytes in a header are found by reading, like those behind it. So the daemon tries the checkpoint before. */
 static void test_wrong_header(void **state)
 {
     struct sample *s = sample_new(&small);

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Power is lost at any moment of several saves, and with it what was not synced: the calls of the disk are recorded,
- * and after each of them what may be left is laid out and loaded (recorder.h). The newest checkpoint that is found is
- * the one that was saved last, or the one that was being saved; none that is found is anything but whole; and a
- * following save succeeds.
+ * Power is lost at any moment of several saves, with any part of what was not synced. The disk's calls are recorded.
+ * After each call, what the disk may then have is written to a folder and loaded (recorder.h). The newest checkpoint
+ * must be the last one saved, or the one in progress. All checkpoints must be whole, and the next save must succeed.
  */
 
 #include <fcntl.h>
@@ -30,7 +29,7 @@ enum { MAX_SAVES = 8, MAX_ITEMS = 256, NEVER = UINT32_MAX };
 static const struct sample_options small = {
     .params = sample_small, .n_params = 3, .world_size = 1, .stage = 2, .bucket_elems = 1000};
 
-/* A job of two nodes, whose calls follow one another here. */
+/* In a job of two nodes, one node saves after the other. */
 enum { N_NODES = 2 };
 
 struct scenario {
@@ -40,8 +39,8 @@ struct scenario {
     unsigned n_saves;
     struct {
         uint64_t step;
-        unsigned fails_at; /* the call that fails */
-        bool goes_on;      /* only that one fails; else the daemon is killed, and the next one does the next save */
+        unsigned fails_at; /* index of the call that fails */
+        bool goes_on;      /* only that call fails; else the daemon is killed, and the next save is another daemon's */
     } saves[MAX_SAVES];
 };
 
@@ -103,7 +102,7 @@ static uint64_t seed_of(unsigned save)
     return 100 + save;
 }
 
-/* Return: as checkpoint_write(). */
+/* Does one save, on all nodes. Return: the result of checkpoint_write() or checkpoint_publish(). */
 static int save_all(struct sample_save save, unsigned number, bool several_nodes, char *why)
 {
     int r = 0;
@@ -149,7 +148,7 @@ static struct recorder *record(const struct scenario *scenario)
 
 /* ---- what is left -------------------------------------------------------------------------------------- */
 
-/* The saves that may be found: those from `first` on. -1: also none at all. */
+/* The newest checkpoint may be of any save from first to last. first -1: it may also be missing. */
 struct expected {
     int first, last;
 };
@@ -162,7 +161,7 @@ static void expect_more(struct expected *expected, const struct act *act)
         expected->first = (int)act->save;
 }
 
-/* Return: how many. */
+/* Asserts that all checkpoints are whole. Return: their number. */
 static unsigned check_all_whole(const char *what)
 {
     int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -197,7 +196,7 @@ static void check_newest(const struct scenario *scenario, const struct expected 
     fail_msg("%s: step %d, and not what was saved of it last", what, (int)step);
 }
 
-/* The next daemon saves: that is there then, and nothing else but whole checkpoints. */
+/* Asserts that the next daemon's save succeeds, and leaves nothing but whole checkpoints. */
 static void check_next_save(const struct scenario *scenario, const char *what)
 {
     const struct sample_save save = {.dir = dir, .step = 1000, .save_total_limit = scenario->save_total_limit};
@@ -230,7 +229,7 @@ static void set_all(enum outcome *outcomes, size_t n, enum outcome outcome)
         outcomes[i] = outcome;
 }
 
-/* One item is kept and all others are lost, or the other way round. */
+/* Tries the loss of one item, and the loss of all others. */
 static void check_single(const struct scenario *scenario, const struct machine *machine, size_t item,
                          const struct expected *expected, const char *what)
 {
@@ -272,8 +271,10 @@ static void check_losses(const struct scenario *scenario, const struct machine *
     }
 }
 
-/* Power is lost after each call, or only after those that follow one that fails. Return: how many calls the last save
- * made. */
+/*
+ * Tries a loss of power after each call, or after each call that follows a failed one. Return: the number of calls of
+ * the last save.
+ */
 static unsigned check_scenario(const struct scenario *scenario, bool after_failure, unsigned n_random)
 {
     struct recorder *recorder = record(scenario);
@@ -313,7 +314,7 @@ static void test_three_saves(void **state)
     }
 }
 
-/* Each node syncs its files, and node 0 puts them together. */
+/* Each node syncs its files, and node 0 publishes them as one checkpoint. */
 static void test_several_nodes(void **state)
 {
     struct scenario scenario = {.name = "several nodes",
@@ -328,7 +329,7 @@ static void test_several_nodes(void **state)
     check_scenario(&scenario, false, n_random() / 4);
 }
 
-/* Each takes the place of the one before it, of which there is no other. */
+/* Each save replaces the only checkpoint. */
 static void test_same_step(void **state)
 {
     struct scenario scenario = {
@@ -339,8 +340,8 @@ static void test_same_step(void **state)
 }
 
 /*
- * In the second save a call fails, or the daemon is killed there; then there is a third save. Power is lost after that.
- * Unless the tests are full, it is a call while files are written, and one of those that follow the last file.
+ * In the second save a call fails or the daemon is killed, then a third save follows. Power is lost at any moment after
+ * the failure. Without --full, the failing call is one while files are written, or one of the last calls.
  */
 static void check_failing(const char *name, bool goes_on, const uint64_t steps[3], bool several_nodes)
 {
@@ -385,7 +386,7 @@ static void test_failing_calls(void **state)
     check_failing("the same step", true, (const uint64_t[]){10, 10, 10}, false);
 }
 
-/* A daemon of several nodes is killed, or a call fails on one of them. */
+/* On several nodes, the daemon is killed, or a call fails on one node. */
 static void test_failing_among_several(void **state)
 {
     (void)state;

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* A file that is written as a stream: sizes around the buffer and the alignment, and the failure of each call. */
+/*
+ * A file that is written as a stream. Tests sizes near the buffer size and the alignment, and a failure of each call.
+ */
 
 #include <fcntl.h>
 #include <setjmp.h>
@@ -65,7 +67,7 @@ static void check_file(const char *name, size_t n_bytes, const struct file_hash 
     free(read_bytes);
 }
 
-/* piece: bytes put at a time. */
+/* Writes a file of n_bytes, in pieces of `piece` bytes. */
 static int write_file(const struct disk *disk, size_t n_bytes, size_t piece, struct file_hash *hash)
 {
     struct stream *stream = NULL;
@@ -116,7 +118,7 @@ static void test_sizes(void **state)
     check_size(&disk_system, BUFFER_BYTES + 1, MAX_BYTES);
 }
 
-/* A caller that gives up has put less. */
+/* The caller gives up: it closes the stream before all bytes were put. */
 static void test_too_few(void **state)
 {
     struct file_hash hash = {0};
@@ -144,7 +146,7 @@ static void test_exists(void **state)
 
 /* ---- failures ------------------------------------------------------------------------------------------ */
 
-/* disk_hasty, but one call fails, and the calls behind it are counted. */
+/* A disk like disk_hasty. One call fails, and the calls after it are counted. */
 struct failing {
     struct disk disk;
     unsigned n_calls, fails_at;
@@ -180,8 +182,7 @@ static int failing_sync(const struct disk *disk, int fd)
     return fails(disk) ? -EDQUOT : disk_hasty.sync(disk, fd);
 }
 
-/* Each call in turn: create, three times write, truncate, sync. The first failure is returned, and nothing follows it.
- */
+/* Each call fails in turn: create, three writes, truncate, sync. The first failure is returned, and no call follows. */
 static void test_failures(void **state)
 {
     static const int results[] = {-EIO, -ENOSPC, -ENOSPC, -ENOSPC, -EFBIG, -EDQUOT, 0};
@@ -229,7 +230,7 @@ static void test_disk_system(void **state)
     assert_int_equal(faccessat(dir, "b/file", F_OK, 0), 0);
     assert_int_equal(disk->rename(disk, dir, "b", "a"), 0);
     assert_int_equal(mkdirat(fd, "inside", 0777), 0);
-    assert_int_equal(disk->remove_folder(disk, dir, "a"), -EISDIR); /* no trees */
+    assert_int_equal(disk->remove_folder(disk, dir, "a"), -EISDIR); /* the folder has a folder inside */
     assert_int_equal(unlinkat(fd, "inside", AT_REMOVEDIR), 0);
     assert_int_equal(disk->remove_folder(disk, dir, "a"), 0);
     close(fd);

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Writing checkpoints: what is removed and what stays; and that each call may fail, or be the last one of a daemon.
- * Then earlier checkpoints are whole, the sentence names the file, and a following save succeeds and leaves nothing
- * over.
+ * Writing checkpoints: which old ones are removed, and what happens when a call fails, or the daemon is killed at it.
+ * After that, earlier checkpoints must be whole, the message must name the file, and the next save must succeed and
+ * leave nothing else.
  */
 
 #include <fcntl.h>
@@ -47,7 +47,7 @@ static int teardown(void **state)
     return count_fds() == n_open ? 0 : -1;
 }
 
-/* The seed is the step, unless `seed` says otherwise. */
+/* Saves a checkpoint whose seed is its step. */
 static void save(uint64_t step, unsigned limit)
 {
     char why[SAMPLE_WHY_BYTES];
@@ -56,7 +56,7 @@ static void save(uint64_t step, unsigned limit)
         fail_msg("step %d: %s", (int)step, why);
 }
 
-/* steps: the newest first; they are whole, and nothing else is there. */
+/* Asserts that the folder has whole checkpoints of these steps, the newest first, and nothing else. */
 static void check_there(const uint64_t *steps, size_t n)
 {
     struct folder_list list;
@@ -102,7 +102,7 @@ static void test_limit(void **state)
     check_newest(5, 5);
 }
 
-/* A job that went back to step 5 writes step 6: that one stays, whatever is newer. */
+/* A job that returns to step 5 writes step 6. That checkpoint is kept, although others are newer. */
 static void test_went_back(void **state)
 {
     (void)state;
@@ -115,7 +115,7 @@ static void test_went_back(void **state)
     CHECK_THERE(7);
 }
 
-/* Those that are not whole neither count nor go. */
+/* Checkpoints that are not whole neither count nor are removed. */
 static void test_not_whole(void **state)
 {
     char path[128];
@@ -134,7 +134,7 @@ static void test_not_whole(void **state)
     assert_true(scratch_count(path) > 0);
 }
 
-/* The same step once more: the new one takes the old one's place. */
+/* Saving a step again replaces its checkpoint. */
 static void test_same_step(void **state)
 {
     char why[SAMPLE_WHY_BYTES];
@@ -162,7 +162,7 @@ static void make_folder(const char *name, const char *file)
     close(fd);
 }
 
-/* What an earlier daemon left behind goes; what is somebody else's stays. */
+/* Remains of an earlier daemon are removed. Files of others are kept. */
 static void test_left_over(void **state)
 {
     static const char *const others[] = {".step-1.writing",
@@ -221,7 +221,7 @@ static void test_cancelled(void **state)
     CHECK_THERE(1);
 }
 
-/* Two parameters whose names are one in a safetensors file, and one that has the format's own name. */
+/* Two parameters whose names are equal in a safetensors file, and one with a name that the format reserves. */
 static void test_names(void **state)
 {
     static const struct sample_param pairs[][2] = {
@@ -243,7 +243,7 @@ static void test_names(void **state)
     }
 }
 
-/* Other daemons' folders may be writable only; and a relative path has no slash. */
+/* The folder may be a relative path, also one without a slash. */
 static void test_relative(void **state)
 {
     char why[SAMPLE_WHY_BYTES], before[256];
@@ -262,13 +262,13 @@ static void test_relative(void **state)
 
 /* ---- failures ------------------------------------------------------------------------------------------ */
 
-/* disk_hasty, of which one call fails; or that one and all that follow, as if the daemon was killed there. */
+/* A disk like disk_hasty, of which one call fails, or that call and all later ones, as if the daemon was killed. */
 struct failing {
     struct disk disk;
     unsigned n_calls, fails_at;
     int result;
     bool killed;
-    const char *call; /* that failed; NULL: none yet */
+    const char *call; /* the failed call; NULL: none yet */
 };
 
 static int fails(const struct disk *disk, const char *call)
@@ -373,7 +373,7 @@ static bool names_a_file(const char *why)
     return false;
 }
 
-/* Of the newest checkpoint: that which was saved, or that of before. Return: whether it is the former. */
+/* Asserts that the newest checkpoint is the new one or the old one. Return: whether it is the new one. */
 static bool check_either(uint64_t step, uint64_t seed, uint64_t old_step, uint64_t old_seed)
 {
     char why[SAMPLE_WHY_BYTES];
@@ -389,8 +389,8 @@ static bool check_either(uint64_t step, uint64_t seed, uint64_t old_step, uint64
 }
 
 /*
- * After steps 1 and 2, step 3 with seed 33 fails at a call, then step 4 is saved. again: there is a step 3 with seed 3
- * already. Return: false: no call failed, because there are not as many.
+ * Saves steps 1 and 2, then step 3 with seed 33, in which a call fails, then step 4. If `again`, step 3 is saved with
+ * seed 3 first. Return: false if there were fewer calls, so that none failed.
  */
 static bool check_failure(unsigned fails_at, int result, bool killed, bool again)
 {
@@ -411,7 +411,7 @@ static bool check_failure(unsigned fails_at, int result, bool killed, bool again
         assert_true(names_a_file(why) && strstr(why, strerror(-result)));
         assert_true(!is_new || strcmp(f.call, "sync") == 0);
     } else {
-        assert_true(is_new); /* the failure was in removing others */
+        assert_true(is_new); /* a call failed that removes other checkpoints */
     }
     save(4, 2);
     CHECK_THERE(4, r < 0 && !is_new && !again ? 2 : 3);
@@ -457,7 +457,7 @@ static void test_killed_at_the_same_step(void **state)
     check_failures(true, true);
 }
 
-/* The first one of all, for which the folder is made. */
+/* The first save of all makes the folder. Each of its calls fails in turn. */
 static void test_failures_of_the_first(void **state)
 {
     unsigned n = 0;

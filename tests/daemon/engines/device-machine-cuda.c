@@ -35,7 +35,9 @@ bool machine_has_faults(void)
     return false;
 }
 
-/* The engines of all nodes share the GPUs of this machine, which NCCL refuses to ranks of one host. */
+/*
+ * The engines of all nodes share this machine's GPUs. NCCL refuses that within one host, so each node gets a host id.
+ */
 void machine_set(unsigned node, const char *fault)
 {
     char host[32];

@@ -11,7 +11,7 @@
 
 static sem_t held;
 
-/* This process reads ZEROD_SIM now: what machine_set() puts there is for engines. */
+/* This process reads ZEROD_SIM now. Later values, from machine_set(), are for engines. */
 bool machine_open(void)
 {
     int n = 0;
@@ -19,7 +19,7 @@ bool machine_open(void)
     return cudaGetDeviceCount(&n) == cudaSuccess;
 }
 
-/* With ZEROD_TEST_GPU=one the tests run as they do on a machine with one GPU. */
+/* Return: whether ZEROD_TEST_GPU=one asks for tests as on a machine with one GPU. */
 static bool is_like_one_gpu(void)
 {
     const char *kind = getenv("ZEROD_TEST_GPU");
@@ -42,7 +42,7 @@ bool machine_has_faults(void)
     return !is_like_one_gpu();
 }
 
-/* No two engines of a program have their devices do things in the same order. */
+/* Gives each engine another seed, so that the simulated GPUs of any two engines work in different orders. */
 void machine_set(unsigned node, const char *fault)
 {
     static unsigned seed;

@@ -2,24 +2,24 @@
 #pragma once
 
 /*
- * Where the tests of the engine on GPUs run: over the stand-ins (device-machine-sim.c), where things can be made to go
- * wrong, or on GPUs (device-machine-cuda.c), where they are what they are.
+ * The machine for tests of the engine on GPUs: simulated GPUs (device-machine-sim.c), which can have faults, or real
+ * GPUs (device-machine-cuda.c), which cannot.
  */
 
 #include <stdbool.h>
 
 struct CUstream_st;
 
-/* Before anything else. Return: whether there is a GPU; else a sentence on stderr. */
+/* Call it first. Return: whether there is a GPU. If not, prints a sentence on stderr. */
 bool machine_open(void);
-/* GPUs that an engine can have. */
+/* Return: how many GPUs an engine can have. */
 unsigned machine_n_gpus(void);
-/* What the engine begins its versions with. */
+/* Return: the text with which the engine's versions begin. */
 const char *machine_prefix(void);
-/* Can a test order faults? */
+/* Return: whether tests can inject faults. */
 bool machine_has_faults(void);
-/* Sets the environment of the engine that is started next; fault: the fault that it is to have, or NULL. */
+/* Sets the environment of the next engine. fault is what it must fail with, or NULL. */
 void machine_set(unsigned node, const char *fault);
-/* The next work on the stream waits until machine_let_go(); one stream at a time. */
+/* Makes later work on the stream wait until machine_let_go(). One stream at a time. */
 void machine_hold(struct CUstream_st *stream);
 void machine_let_go(void);

@@ -14,8 +14,10 @@
 
 enum { TICK_MS = 2, LARGE_ELEMS = 2 * CHUNK_ELEMS + 77 };
 
-/* Parameters of several sizes and types; one without elements, one larger than a bucket. The last ones are frozen: some
- * ranks own nothing of the shortest. */
+/*
+ * Parameters of several sizes and types. One has no elements, and one is larger than a bucket. The last three are
+ * frozen, and some ranks own no element of the shortest.
+ */
 static const struct {
     uint64_t n_elems;
     enum dtype grad_dtype, dtype;
@@ -67,7 +69,7 @@ static void on_failed(void *userdata, const struct device_failure *failure)
     snprintf(node->what, sizeof(node->what), "%s", failure->what);
 }
 
-/* Reported before it was closed, and read after that. */
+/* For a report that was sent before the close and is read after it. */
 static void on_late(void *userdata, const struct device_done *done)
 {
     struct gpus_node *node = userdata;
@@ -155,7 +157,7 @@ static void make_core(struct gpus *gpus, struct optimizer_moments moments)
     gpus_set_weights(gpus, gpus->state);
 }
 
-/* Places in the order of declaration. Return: the bytes of a pool. */
+/* Gives each parameter its offset in a pool, in order of declaration. Return: the size of a pool in bytes. */
 static uint64_t place_pool(struct gpus *gpus)
 {
     uint64_t end = 0;
@@ -197,7 +199,7 @@ static void make_node(struct gpus *gpus, unsigned n, struct optimizer_moments mo
     assert_int_equal(segment_init(&node->host, "test", end), 0);
 }
 
-/* Return: those of the options; where there are fewer GPUs than a node is to have, as many ranks on more nodes. */
+/* Return: the options, changed to more nodes with fewer ranks each if this machine has fewer GPUs than a node needs. */
 static struct gpus_options spread(const struct gpus_options *wanted)
 {
     struct gpus_options options = *wanted;
@@ -428,7 +430,7 @@ uint8_t *gpus_mirror(const struct gpus *gpus, unsigned rank, enum device_piece_k
     return node->host.map + node->mirror_at[rank % gpus->options.n_local][kind];
 }
 
-/* Whether a node has done an order that is given again. */
+/* Return: whether a node has done the order whose tag was `again`. */
 static bool has_done(const struct gpus_node *node, uint64_t again)
 {
     return again > 0 && node->done[again];
@@ -544,7 +546,7 @@ uint64_t gpus_order_update(struct gpus *gpus, uint64_t again)
     return tag;
 }
 
-/* All take part again: it changes nothing where it was done. */
+/* All nodes take part again. This changes nothing on a node that has gathered already. */
 uint64_t gpus_order_gather(struct gpus *gpus, uint64_t again)
 {
     uint64_t tag = ++gpus->last_tag, collective = gpus->n_collectives++;
@@ -625,7 +627,7 @@ void gpus_set_gradient(struct gpus *gpus, unsigned rank, unsigned param, uint64_
 void gpus_make_gradients(struct gpus *gpus, uint64_t seed, bool all)
 {
     for (unsigned rank = 0; rank < gpus->world; rank++) {
-        memset(gpus->arenas[rank], 0xff, gpus->layout->arena_bytes); /* NaN: is not to be read */
+        memset(gpus->arenas[rank], 0xff, gpus->layout->arena_bytes); /* NaN, because it must not be read */
         for (unsigned param = 0; param < GPUS_N_TRAINABLE; param++) {
             gpus->pushed[rank][param] = all || gradient_mix(seed * 100 + rank * GPUS_N_TRAINABLE + param) % 3 > 0;
             if (gpus->pushed[rank][param])
@@ -796,7 +798,9 @@ void gpus_check_gradients(struct gpus *gpus)
     }
 }
 
-/* elem: the chunk's first, from the bucket's start; own: from the start of the rank's slice. */
+/*
+ * elem is the chunk's first element counted from the bucket's start, own the same from the start of the rank's slice.
+ */
 static void check_masters(struct gpus *gpus, uint32_t c, uint64_t elem, uint64_t own)
 {
     const struct layout_chunk *chunk = &gpus->layout->chunks[c];
@@ -837,7 +841,10 @@ static void check_chunk(struct gpus *gpus, uint32_t c)
                 state_exp_avg_sq(gpus->state, param->bucket, elem), moment_bytes);
 }
 
-/* A rank's slice of a frozen parameter in stage 3, in the mirror and in our state. Return: bytes. */
+/*
+ * Finds a rank's slice of a frozen parameter in stage 3, in the mirror and in the CPU's state. Return: its size in
+ * bytes.
+ */
 static size_t find_frozen(const struct gpus *gpus, unsigned rank, uint32_t param, uint8_t **mirror, uint8_t **ours)
 {
     const struct device_keep *keep = &gpus->nodes[0].keep;

@@ -37,7 +37,7 @@ static void on_done(void *userdata, const struct engine_done *done)
     node->last = *done;
 }
 
-/* gloo puts an address for each of the other nodes, which begins like a socket's. */
+/* gloo puts an address for each other node. It begins like a socket's address. */
 static void note_ports(struct mesh *mesh, const uint8_t *value, size_t n_bytes)
 {
     struct sockaddr_in address;

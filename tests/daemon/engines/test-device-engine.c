@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The engine that drives GPUs, over the stand-ins or on GPUs: what it computes, bit for bit as daemon/step/step.c does.
- */
+/* The engine that drives GPUs, simulated or real. Its results must have the bits of daemon/step/step.c. */
 
 #include <fcntl.h>
 #include <inttypes.h>
@@ -21,7 +20,7 @@
 #include "tests/daemon/engines/device-mesh.h"
 #include "tests/tiers.h"
 
-/* Two micro-batches and an update; what the next step finds is what this one left. */
+/* A step of two micro-batches and an update. The next step continues with its results. */
 static void do_step(struct gpus *gpus, bool all)
 {
     gpus_open_step(gpus);
@@ -71,7 +70,7 @@ static void test_four_gpus(void **state)
     check_steps(&(struct gpus_options){.n_nodes = 1, .n_local = 4, .stage = 1});
 }
 
-/* A step of two micro-batches, up to its update. */
+/* Does a step of two micro-batches without its update. */
 static void reduce_two(struct gpus *gpus)
 {
     gpus_open_step(gpus);
@@ -83,7 +82,7 @@ static void reduce_two(struct gpus *gpus)
     gpus_decide(gpus);
 }
 
-/* An engine may die when it has ended an update and the daemon has not heard it: the next one is given it again. */
+/* An engine may die after an update, before the daemon has its report. The next engine gets the order again. */
 static void test_updated_again(void **state)
 {
     struct gpus gpus;
@@ -101,7 +100,7 @@ static void test_updated_again(void **state)
     gpus_deinit(&gpus);
 }
 
-/* As an engine does that finds what another one has left. */
+/* Replaces the engine. The new one continues with the memory that the old one left. */
 static void restart(struct gpus *gpus)
 {
     gpus_stop(gpus);
@@ -119,7 +118,7 @@ static void check_is_clear(struct gpus *gpus)
         assert_int_equal(gpus_mirror(gpus, 0, DEVICE_UNDO)[i], 0);
 }
 
-/* Memory that was not cleared yet may hold what looks like a mark of the step. */
+/* New memory may contain bytes that look like a mark of this step, so it must be cleared. */
 static void test_marks_of_new_memory(void **state)
 {
     struct device_keep *keep;
@@ -133,7 +132,7 @@ static void test_marks_of_new_memory(void **state)
     gpus_write_state(&gpus);
     reduce_two(&gpus);
     gpus_wait_done(&gpus, gpus_order_update(&gpus, 0));
-    /* The old state once more: the marks have it that this was updated. */
+    /* Writes the old state back, although the marks say that it was updated. */
     gpus_copy(&gpus, true, 1u << DEVICE_STATE | 1u << DEVICE_WEIGHTS);
     assert_int_equal(keep->results.cleared[0], 1);
     keep->results.cleared[0] = 0;
@@ -142,7 +141,7 @@ static void test_marks_of_new_memory(void **state)
     gpus_wait_done(&gpus, gpus_order_gather(&gpus, 0));
     gpus_commit(&gpus);
     gpus_check_state(&gpus);
-    /* An engine allocates it again when its first one died before the daemon heard of it. */
+    /* If the first engine dies before it reports new memory, the next engine allocates it again. */
     gpus_stop(&gpus);
     assert_int_equal(close(keep->fds[0][DEVICE_UNDO]), 0);
     keep->fds[0][DEVICE_UNDO] = -1;
@@ -161,7 +160,7 @@ static uint32_t count_full(const struct gpus *gpus, bool buckets)
     return n;
 }
 
-/* Two micro-batches and an update; one call more than these would fail. */
+/* Does two micro-batches and an update, with a fault at the first call beyond the expected number. */
 static void check_calls(const char *entry, uint32_t of_parcel, uint32_t of_bucket, uint32_t others)
 {
     struct gpus gpus;
@@ -180,9 +179,9 @@ static void check_calls(const char *entry, uint32_t of_parcel, uint32_t of_bucke
 }
 
 /*
- * A parcel is a clear and a kernel; where an accumulator is added to, two more that write marks. It is a copy of lists
- * to the device, one of results back, and one to undo with. A bucket's update is a kernel; that of all begins with a
- * copy of lists. Two more copies are of nothing that grows with the model.
+ * The expected calls. Launches: for each parcel a clear and a kernel, and two more that write marks where it is added
+ * to an accumulator; for each bucket one update. Copies: for each parcel one of lists to the device, one of results
+ * back, and one for undo; for the update one of lists. Two more copies do not depend on the model's size.
  */
 static void test_calls(void **state)
 {
@@ -191,7 +190,7 @@ static void test_calls(void **state)
     check_calls("cudaMemcpyAsync", 2 + 3, 0, 1 + 2);
 }
 
-/* R = 3, whose tree has a leaf on its own. */
+/* Three ranks, whose tree has a leaf at the second level. */
 static void test_three_gpus(void **state)
 {
     check_steps(&(struct gpus_options){.n_nodes = 1, .n_local = 3});
@@ -208,7 +207,7 @@ static void test_three_nodes(void **state)
     check_steps(&(struct gpus_options){.n_nodes = 3, .n_local = 2});
 }
 
-/* Buckets of one chunk, of all parameters of a kind, and larger than all. */
+/* Buckets of one chunk, of all parameters of a kind, and larger than all parameters. */
 static void test_bucket_sizes(void **state)
 {
     static const uint64_t sizes[] = {64, 65536, 1000000};
@@ -217,7 +216,7 @@ static void test_bucket_sizes(void **state)
         check_steps(&(struct gpus_options){.n_nodes = 1, .n_local = 2, .bucket_elems = sizes[i]});
 }
 
-/* Stochastic rounding gives an element other bits at another place in its parameter. */
+/* Stochastic rounding depends on an element's place in its parameter, so wrong places would change bits. */
 static void test_moments(void **state)
 {
     check_steps(&(struct gpus_options){.n_nodes = 1, .n_local = 2, .moments = {.dtype = DTYPE_BF16}});
@@ -229,7 +228,7 @@ static void test_moments(void **state)
             .n_nodes = 1, .n_local = 2, .stage = stage, .moments = {.dtype = DTYPE_SIGNED8, .stochastic = true}});
 }
 
-/* In 24 bits; those of fp32 and fp16 weights stay as they are. */
+/* Masters of 24 bits. Those of fp32 and fp16 weights are not changed. */
 static void test_masters(void **state)
 {
     for (unsigned stage = 2; stage <= 3; stage++)
@@ -246,7 +245,7 @@ static void test_optimizers(void **state)
         check_steps(&(struct gpus_options){.n_nodes = 1, .n_local = 2, .optimizer = optimizer});
 }
 
-/* The order of NCCL's additions is its own; of whole numbers every order gives the same. */
+/* NCCL adds in its own order, so the gradients are whole numbers, whose sums are the same in every order. */
 static void test_nccl_adds(void **state)
 {
     check_steps(&(struct gpus_options){.n_nodes = 1, .n_local = 2, .adds_with_nccl = true});
@@ -270,7 +269,10 @@ static void fetch(struct gpus *gpus, unsigned rank, uint32_t params)
     gpus_check_pool(gpus, rank, params);
 }
 
-/* Some before a step, of which the next ones show what it made; a place that is not asked for stays as it was. */
+/*
+ * Fetches some parameters before a step, and all after it, when they must have the new weights. A fetch leaves the
+ * places of other parameters unchanged.
+ */
 static void check_fetches(const struct gpus_options *options, const char *sim)
 {
     const uint32_t some = 1u << 0 | 1u << 3 | 1u << 7;
@@ -310,14 +312,14 @@ static void test_fetches_between_nodes(void **state)
     check_fetches(&(struct gpus_options){.n_nodes = 3, .n_local = 2, .stage = 3}, NULL);
 }
 
-/* Where no GPU may write into another's pool, all travels by way of NCCL. */
+/* If no GPU may write into another's pool, all bytes travel through NCCL. */
 static void test_fetches_without_peers(void **state)
 {
     check_fetches(&(struct gpus_options){.n_nodes = 1, .n_local = 3, .stage = 3}, "peers=0");
     check_fetches(&(struct gpus_options){.n_nodes = 2, .n_local = 2, .stage = 3}, "peers=0");
 }
 
-/* Given at once with reductions and copies they take effect in the order in which they are given. */
+/* Fetches, reductions and copies are ordered at once, and take effect in the order in which they were given. */
 static void test_fetches_among_others(void **state)
 {
     struct gpus gpus;
@@ -352,7 +354,7 @@ static void test_fetches_among_others(void **state)
     gpus_deinit(&gpus);
 }
 
-/* A pool to the mirror of one, several times, each of which takes its time. */
+/* Orders slow copies from a pool to a rank's mirror, several in one order. */
 static void copy_pool(struct gpus *gpus, unsigned source, unsigned mirror, unsigned times)
 {
     struct gpus_node *node = &gpus->nodes[0];
@@ -382,8 +384,8 @@ static void check_mirror(const struct gpus *gpus, unsigned mirror, uint32_t para
 }
 
 /*
- * Another GPU writes into the pool: not before what its owner reads there for an earlier order, which is slow, and not
- * after what it reads for a later one, though the other GPU is busy at first.
+ * GPU 1 writes into GPU 0's pool. A write must not begin before GPU 0 has done its earlier slow copies from the pool.
+ * It must end before GPU 0's later copies, although GPU 1 is busy at first.
  */
 static void test_pool_of_two(void **state)
 {
@@ -412,7 +414,10 @@ static void test_pool_of_two(void **state)
 
 enum { SEGMENT_GRADIENT = 1, SEGMENT_WEIGHTS };
 
-/* The part of a node's daemon when the state is in host memory: its partitions, and the step that updates them. */
+/*
+ * What a node's daemon has when the state is in host memory: the partitions of its ranks, and the step that updates
+ * them.
+ */
 struct host {
     struct state *state;
     struct step *step;
@@ -445,7 +450,7 @@ static void host_init(struct gpus *gpus, unsigned n, struct host *host)
         assert_int_equal(device_share(node->device, SEGMENT_WEIGHTS, &host->state->weights), 0);
 }
 
-/* Slices of all buckets: gradients to the host, or weights from it, where they lie there. */
+/* Orders copies of all ranks' slices of all buckets: gradients to the host, or weights from the host. */
 static void copy_slices(struct gpus *gpus, unsigned n, const struct host *host, bool weights, uint64_t tag)
 {
     struct gpus_node *node = &gpus->nodes[n];
@@ -491,7 +496,7 @@ static void copy_all_slices(struct gpus *gpus, const struct host *hosts, bool we
     gpus_wait_done(gpus, tag);
 }
 
-/* Copies the engine's reports into the host's step. */
+/* Copies the engine's results into the host's step. */
 static void take_results(const struct gpus *gpus, unsigned n, struct host *host)
 {
     const struct device_keep *keep = &gpus->nodes[n].keep;
@@ -512,7 +517,7 @@ static void note_updated(void *userdata, int result)
     host->updated = true;
 }
 
-/* Norm and update of each node's partitions, on the host; the norm is the one of the core that owns everything. */
+/* Computes the norm and updates each node's partitions on the host. The norm must be that of the core on the CPU. */
 static void update_hosts(struct gpus *gpus, struct host *hosts)
 {
     struct exact_sum total = {.n_deferred = 0}, expected = {.n_deferred = 0};
@@ -552,7 +557,7 @@ static void check_host(const struct gpus *gpus, const struct host *host)
     }
 }
 
-/* Stage 3, one node: whole parameters from the host's masters to all pools. */
+/* Copies all parameters from the host's masters to all pools. For stage 3 on one node. */
 static void fill_pools(struct gpus *gpus, const struct host *host)
 {
     for (unsigned rank = 0; rank < gpus->world; rank++)
@@ -616,7 +621,7 @@ static void test_offload(void **state)
     check_offload((struct gpus_options){.n_nodes = 1, .n_local = 1});
     check_offload((struct gpus_options){.n_nodes = 1, .n_local = 3, .stage = 1});
     check_offload((struct gpus_options){.n_nodes = 2, .n_local = 2});
-    check_offload((struct gpus_options){.n_nodes = 1, .n_local = MIN(2, machine_n_gpus()), .stage = 3}); /* of one node */
+    check_offload((struct gpus_options){.n_nodes = 1, .n_local = MIN(2, machine_n_gpus()), .stage = 3}); /* 1 node */
     for (enum optimizer optimizer = 0; optimizer < OPTIMIZER_MUON; optimizer++)
         check_offload((struct gpus_options){.n_nodes = 1, .n_local = 2, .optimizer = optimizer});
 }
@@ -671,7 +676,7 @@ static void test_findings(void **state)
 
 /* ---- a trainer ------------------------------------------------------------------------------------------- */
 
-/* Finds a function by name, as programs that do not link the driver do. */
+/* Finds a function of the driver by name, like a program that is not linked with the driver. */
 static void find(const char *name, void *function)
 {
     enum cudaDriverEntryPointQueryResult result;
@@ -682,7 +687,7 @@ static void find(const char *name, void *function)
     memcpy(function, &found, sizeof(found));
 }
 
-/* The ring of local rank 0 as a trainer maps it: from zerod's descriptor, in another process than the engine. */
+/* Maps the ring of local rank 0 as a trainer does: from zerod's descriptor, in another process than the engine's. */
 static uint8_t *map_ring(const struct gpus *gpus)
 {
     const struct device_keep *keep = &gpus->nodes[0].keep;
@@ -712,7 +717,7 @@ static uint8_t *map_ring(const struct gpus *gpus)
     return (uint8_t *)(uintptr_t)at;
 }
 
-/* As a trainer does: the page of local rank 0, where its GPU finds it. */
+/* Opens the page of local rank 0 as a trainer does. Return: its address for the GPU. */
 static CUdeviceptr open_progress(const struct gpus *gpus)
 {
     __typeof__(&cuMemHostGetDevicePointer) get_pointer;
@@ -733,7 +738,7 @@ static void write_point(cudaStream_t stream, CUdeviceptr page, uint64_t point)
     assert_int_equal(write_value(stream, page + progress_word(point) * sizeof(point), point, 0), CUDA_SUCCESS);
 }
 
-enum { WAITING_TURNS = 30 }; /* of 10 ms at most, which is long for an engine that does not wait */
+enum { WAITING_TURNS = 30 }; /* of at most 10 ms each, which is long for an engine that need not wait */
 
 static void check_none_is_done(struct gpus *gpus, uint64_t first_tag)
 {
@@ -743,7 +748,7 @@ static void check_none_is_done(struct gpus *gpus, uint64_t first_tag)
         assert_false(gpus_is_done(gpus, first_tag + i));
 }
 
-/* The trainer has its writing and its point on a stream and is done with them. */
+/* The trainer's copy and point are on a stream, and the trainer itself does not wait for them. */
 static void test_points(void **state)
 {
     struct gpus gpus;
@@ -769,7 +774,7 @@ static void test_points(void **state)
     assert_int_equal(cudaMemcpyAsync(ring, gpus.arenas[0], gpus.layout->arena_bytes, cudaMemcpyHostToDevice, stream),
                      cudaSuccess);
     write_point(stream, page, gpus.point);
-    /* A predecessor's GPU that still works does not take it back. */
+    /* A late point of the predecessor's GPU does not change the new point. */
     write_point(stream, page, progress_first(4) + 9);
     first_tag = gpus_order_reduce_all(&gpus, 0);
     check_none_is_done(&gpus, first_tag);
@@ -782,7 +787,7 @@ static void test_points(void **state)
     gpus_deinit(&gpus);
 }
 
-/* The trainer is gone before its GPU has come so far: its slot is added when the daemon says so. */
+/* The trainer dies before its GPU reaches the point. Its slot is added when the daemon releases the point. */
 static void test_released_points(void **state)
 {
     struct gpus gpus;
@@ -806,7 +811,7 @@ static void test_released_points(void **state)
     gpus_deinit(&gpus);
 }
 
-/* An order is not late while it waits for a trainer, and neither are those behind it. */
+/* The timeout of an order does not run while it waits for a trainer, nor the timeouts of orders behind it. */
 static void test_late_trainer(void **state)
 {
 #ifdef __SANITIZE_THREAD__
@@ -829,7 +834,7 @@ static void test_late_trainer(void **state)
     first_tag = gpus_order_reduce_all(&gpus, 0);
     gpus.timeout_ms = SHORT_MS;
     behind = gpus_order_gather(&gpus, 0);
-    /* The daemon's own patience with the last one would be over as well. */
+    /* Longer than the daemon's own timeout for the last order. */
     for (uint64_t end = uv_hrtime() + (UINT64_C(2) * SHORT_MS + CHILD_GRACE_MS) * 1000000; uv_hrtime() < end;)
         gpus_turn(&gpus);
     assert_false(node->failed);
@@ -843,7 +848,9 @@ static void test_late_trainer(void **state)
     gpus_deinit(&gpus);
 }
 
-/* A new job's memory may get the numbers of the descriptors that were let go, while the old engine still ends. */
+/*
+ * After device_keep_let_go(), other files may get the numbers of the old descriptors, while the old engine still ends.
+ */
 static void test_let_go(void **state)
 {
     int taken[DEVICE_N_PIECES];
@@ -893,6 +900,6 @@ int main(void)
     };
 
     if (!machine_open())
-        return 77; /* meson: skipped */
+        return 77; /* meson's code for a skipped test */
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Engines that drive GPUs die, or get an error from a call. ZEROD_SIM tells the stand-ins at which call; on GPUs the
- * tests that need this are skipped, and engines are killed from outside. The next generation continues with the memory
- * that the last one left, and the bits are those of an undisturbed run.
+ * Engines that drive GPUs die, or a call fails. ZEROD_SIM tells the simulated GPUs at which call. On real GPUs the
+ * tests with faults are skipped, and engines are killed from outside. The next generation continues with the memory of
+ * the last one, and the bits must be those of an undisturbed run.
  */
 
 #include <inttypes.h>
@@ -19,8 +19,10 @@
 #include "tests/daemon/engines/device-mesh.h"
 #include "tests/tiers.h"
 
-/* Under thread sanitizer an engine takes five times as long, and what it looks for does not depend on the place of a
- * kill. */
+/*
+ * How much faster than usual tests move a fault to later calls. Under thread sanitizer an engine takes five times as
+ * long, and races do not depend on where it is killed.
+ */
 static unsigned n_strides(void)
 {
 #ifdef __SANITIZE_THREAD__
@@ -35,7 +37,7 @@ static const struct gpus_options two_nodes = {.n_nodes = 2, .n_local = 2};
 
 static unsigned n_restarts;
 
-/* All engines end, and those of the next generation have no fault and no short timeout. */
+/* Replaces all engines by new ones without faults and with the usual timeout. */
 static void start_well(struct gpus *gpus)
 {
     gpus_stop(gpus);
@@ -45,7 +47,7 @@ static void start_well(struct gpus *gpus)
     gpus_wait_ready(gpus);
 }
 
-/* After a failure: all engines die with one. */
+/* After a failure, replaces all engines, because all end with one. */
 static void restart(struct gpus *gpus)
 {
     n_restarts++;
@@ -62,7 +64,7 @@ static void copy(struct gpus *gpus, uint32_t kinds)
     }
 }
 
-/* All reductions at once; after a failure those that not all nodes have done. */
+/* Orders all reductions at once. After a failure, orders those again that not all nodes have done. */
 static void reduce_all(struct gpus *gpus, uint32_t micro)
 {
     uint32_t n = gpus->layout->n_parcels;
@@ -103,7 +105,7 @@ static void update(struct gpus *gpus)
     }
 }
 
-/* To all pools, at once. */
+/* Fetches all parameters to all pools at once. */
 static void fetch(struct gpus *gpus)
 {
     uint64_t tag = 0;
@@ -142,8 +144,9 @@ static void on_kill(uv_timer_t *timer)
 }
 
 /*
- * Two steps with an engine that does not live through them, or does: fault says at which call it ends, or it is killed
- * from outside after kill_ms, unless 0. timeout_ms: of its orders, 0: that of all tests. Return: whether it has died.
+ * Does two steps while an engine may die. fault says at which call it dies; NULL for none. kill_ms says when it is
+ * killed from outside; 0 for never. timeout_ms is the timeout of its orders; 0 for the usual one. Return: whether it
+ * died.
  */
 static bool survive(const struct gpus_options *options, const char *fault, uint64_t kill_ms, uint32_t timeout_ms)
 {
@@ -171,7 +174,7 @@ static bool survive(const struct gpus_options *options, const char *fault, uint6
         fail_msg("%s: a restart that nothing asked for", fault);
     gpus.fault = NULL;
     uv_close((uv_handle_t *)&timer, NULL);
-    /* The checks below need engines that have no fault ordered, and as long as it takes. */
+    /* The checks below need engines without faults and with the usual timeout. */
     if (n_restarts == before)
         start_well(&gpus);
     gpus_check_gradients(&gpus);
@@ -183,7 +186,7 @@ static bool survive(const struct gpus_options *options, const char *fault, uint6
     return n_restarts > before;
 }
 
-/* Results come a moment before the report. */
+/* Waits for the results, which are written before the report is sent. */
 static void await_results(const struct gpus *gpus)
 {
     const struct device_keep *keep = &gpus->nodes[0].keep;
@@ -198,7 +201,10 @@ static void await_results(const struct gpus *gpus)
         }
 }
 
-/* Orders have ended, but their reports were not read: their lanes were used again, so they must not be done again. */
+/*
+ * Orders are done, but their reports are not read. Other orders have used their lanes since, so they must not be done
+ * again.
+ */
 static void test_closed_before_it_was_heard(void **state)
 {
     const struct gpus_options one_node = {.n_nodes = 1, .n_local = MIN(2, machine_n_gpus())};
@@ -236,7 +242,7 @@ static void test_closed_before_it_was_heard(void **state)
     gpus_deinit(&gpus);
 }
 
-/* Killed at the first call of an entry point, and at later ones, until the engine lives. */
+/* Kills an engine at the first call of an entry point, then in later runs at later calls, until it survives. */
 static void kill_at(const struct gpus_options *options, const char *entry, unsigned stride)
 {
     char fault[128];
@@ -263,7 +269,7 @@ static void test_killed_at_kernels(void **state)
     kill_at(&two_nodes, "sim_launch", 13);
 }
 
-/* Launches on one GPU before the updates: for each parcel two, and where it is added to, four. */
+/* Return: the launches on one GPU before the updates. Each parcel has two at first, and four when it is added to. */
 static uint32_t count_launches(const struct gpus *gpus)
 {
     uint32_t n = 0;
@@ -274,8 +280,8 @@ static uint32_t count_launches(const struct gpus *gpus)
 }
 
 /*
- * A step of two micro-batches with an engine that dies in the midst of the update's n-th launch, when the kernel's
- * threads have had so many turns. Return: whether it has.
+ * Does a step of two micro-batches. The engine dies inside the update's n-th launch, when the kernel's threads have had
+ * that many turns. Return: whether it died.
  */
 static bool die_in_update(const struct gpus_options *options, unsigned n, uint64_t turns)
 {
@@ -304,7 +310,7 @@ static bool die_in_update(const struct gpus_options *options, unsigned n, uint64
     return n_restarts > before;
 }
 
-/* Later each time, until the launch comes to its end. */
+/* Kills an engine in the update's n-th launch, later in each run, until the launch ends before. */
 static void die_in_launches(const struct gpus_options *options, unsigned n)
 {
     uint64_t turns = 1;
@@ -312,10 +318,10 @@ static void die_in_launches(const struct gpus_options *options, unsigned n)
     need_faults();
     while (die_in_update(options, n, turns))
         turns += 1 + n_strides() * (100 + turns / 12);
-    assert_true(turns > 128); /* a phase */
+    assert_true(turns > 128); /* a whole phase of the kernel */
 }
 
-/* Masters of two kinds have two launches. */
+/* An update with two kinds of masters has two launches. */
 static void die_in_updates(const struct gpus_options *options)
 {
     for (unsigned n = 1; n <= 1 + (unsigned)options->master24; n++)
@@ -341,7 +347,7 @@ static void test_killed_at_groups(void **state)
     kill_at(&two_nodes, "ncclGroupEnd", 3);
 }
 
-/* Pools are as they were left, or are filled again. */
+/* Pools are unchanged after a death, or are filled again. */
 static void test_killed_in_stage_3(void **state)
 {
     const struct gpus_options one_node = {.n_nodes = 1, .n_local = 2, .stage = 3};
@@ -371,13 +377,13 @@ static void test_killed_at_setup(void **state)
 }
 
 /*
- * Stopped at an operation: all before it on the stream has been done, and nothing behind it, which a kill at a call
- * leaves to chance. So what the marks say is tried at each of their words that has an operation behind it.
+ * An engine hangs at an operation. All earlier operations on the stream are done, and no later one, unlike after a kill
+ * at a call. So the test tries each word of the marks that is followed by an operation.
  */
 static void hang_at(const char *entry, unsigned stride)
 {
 #ifdef __SANITIZE_THREAD__
-    enum { TIMEOUT_MS = 1000 }; /* a copy alone may take 100 ms */
+    enum { TIMEOUT_MS = 1000 }; /* one copy may take 100 ms */
 #else
     enum { TIMEOUT_MS = 100 };
 #endif
@@ -400,7 +406,7 @@ static void test_hangs_at_operations(void **state)
     hang_at("sim_launch", 4);
 }
 
-/* From outside, wherever it is then: later each time, until it lives. */
+/* Kills an engine from outside, later in each run, until it survives. */
 static void kill_after(const struct gpus_options *options)
 {
     uint64_t ms = 1;
@@ -421,14 +427,14 @@ static void test_killed_from_outside(void **state)
 
 /* ---- what is said ---------------------------------------------------------------------------------------- */
 
-/* Only the timeout that a test must miss is short: sanitizers and other programs make everything else slow. */
+/* Only the timeout that a test must exceed is short, because everything is slow with sanitizers and other programs. */
 struct timeouts {
     uint32_t connect_ms, order_ms;
 };
 
 static const struct timeouts patient = {GPUS_PATIENCE_MS, GPUS_PATIENCE_MS};
 
-/* Starts engines, and reduces until node 0 has failed. */
+/* Starts engines, and reduces until node 0 fails. */
 static void fail_with(const struct gpus_options *options, const char *fault, const struct timeouts *timeouts,
                       struct gpus *gpus)
 {
@@ -504,7 +510,7 @@ static void test_errors(void **state)
                 "GPU 0: device_reduce: invalid argument (cudaErrorInvalidValue)");
 }
 
-/* A failure of a group is noticed at any later call of NCCL. */
+/* Any later call of NCCL may report the failure of a group. */
 static void test_nccl_error(void **state)
 {
     static const char begin[] = "NCCL: remote process exited or there was a network error (";
@@ -516,7 +522,7 @@ static void test_nccl_error(void **state)
     gpus_deinit(&gpus);
 }
 
-/* A kernel that fails is noticed at any later call, and the test cannot know at which one. */
+/* Any later call may report a failed kernel, so the test does not know which. */
 static void test_lost_device(void **state)
 {
     static const char end[] = "an illegal memory access was encountered (cudaErrorIllegalAddress)";
@@ -538,7 +544,7 @@ static void test_deadlines(void **state)
                 "not connected to all nodes within 8000 ms: not all engines have connected");
 }
 
-/* One that hangs in a call says nothing, and is killed. */
+/* An engine that hangs in a call sends no report, and is killed. */
 static void test_stuck(void **state)
 {
     struct gpus gpus;
@@ -549,7 +555,7 @@ static void test_stuck(void **state)
     gpus_deinit(&gpus);
 }
 
-/* Not two at a time with one memory. */
+/* Two engines cannot use the same memory at a time. */
 static void test_busy(void **state)
 {
     struct gpus gpus;
@@ -568,7 +574,7 @@ static void test_busy(void **state)
 
 /* ---- orders that make no sense --------------------------------------------------------------------------- */
 
-/* An order that is out of range ends the engine, and writes nothing. */
+/* An order with values out of range ends the engine, and writes nothing. */
 static void check_order_in(const struct gpus_options *options, const struct device_command *command,
                            const char *expected)
 {
@@ -624,7 +630,7 @@ static void test_bad_orders(void **state)
         "an update that makes step 1099511627776");
 }
 
-/* To rank 0 of two nodes with a GPU each, of which the first gets the order. */
+/* Orders a fetch to a rank of two nodes with a GPU each. The engine of node 0 gets the order. */
 static void check_fetch(unsigned stage, bool offload, uint32_t rank, const struct device_fetched *params,
                         size_t n_params, const char *expected)
 {
@@ -641,7 +647,7 @@ static void check_fetch(unsigned stage, bool offload, uint32_t rank, const struc
 static void test_bad_fetches(void **state)
 {
     const struct device_fetched twice[] = {{2, 0}, {2, 4096}}, none = {GPUS_N_PARAMS, 0}, far = {0, 2 << 20};
-    /* The first rank has all three elements. */
+    /* Rank 0 has all three elements of parameter 7. */
     const struct device_fetched other = {7, 0};
     const struct gpus_options stage_3 = {.n_nodes = 1, .n_local = 1, .stage = 3};
     const struct gpus_options offload = {.n_nodes = 1, .n_local = 1, .offload = true};
@@ -673,7 +679,7 @@ static void test_bad_fetches(void **state)
     gpus_deinit(&gpus);
 }
 
-/* Numbers may be left out, for fetches of others; they do not come again. */
+/* A node may skip numbers of collectives, because others' fetches have numbers, too. No number may be used again. */
 static void test_numbers(void **state)
 {
     struct gpus gpus;
@@ -740,7 +746,7 @@ static const char *const passed_on[] = {
 static const char *const kept_back[] = {"ZEROD_TEST_SECRET", "AWS_SECRET_ACCESS_KEY", "NCCLX",        "MY_NCCL_TOKEN",
                                         "HOMEPAGE",          "SSH_AUTH_SOCK",         "LD_PRELOAD_32"};
 
-/* What the program has in its environment, a variable a line. */
+/* Return: the environment of the engine, one variable in each line. */
 static char *environment_of_engine(struct gpus *gpus)
 {
     static char text[16384];
@@ -776,7 +782,7 @@ static char *environment_of_engine(struct gpus *gpus)
     return text;
 }
 
-/* All settings of CUDA and NCCL reach the engine, and nothing that it does not need. */
+/* The engine gets all settings of CUDA and NCCL, and no variable that it does not need. */
 static void test_environment(void **state)
 {
     char line[128], *text;
@@ -800,7 +806,7 @@ static void test_environment(void **state)
     gpus_deinit(&gpus);
 }
 
-/* Meant for trainers; an engine whose launches wait would wait for ever. */
+/* CUDA_LAUNCH_BLOCKING is not passed to the engine, because an engine whose launches block would hang. */
 static void test_launch_blocking(void **state)
 {
     struct gpus gpus;
@@ -842,6 +848,6 @@ int main(void)
     };
 
     if (!machine_open())
-        return 77; /* meson: skipped */
+        return 77; /* meson's code for a skipped test */
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

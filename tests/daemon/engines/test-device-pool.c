@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Places in a rank's pool: what a request needs is there at once, nothing of it lies in another's place. */
+/* Places in a rank's pool. All parameters of a request have places at the same time, and no two places overlap. */
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -56,7 +56,7 @@ static void test_one_behind_the_other(void **state)
     assert_int_equal(device_pool_new(&pool, layout, 768), 0);
     assert_true(device_pool_fits(pool, all, 4));
     assert_true(device_pool_offset(pool, 0) == DEVICE_POOL_NOWHERE);
-    assert_int_equal(device_pool_place(pool, all, 4, absent), 3); /* one has no elements */
+    assert_int_equal(device_pool_place(pool, all, 4, absent), 3); /* one of the four has no elements */
     assert_int_equal(absent[2], 3);
     assert_int_equal(device_pool_offset(pool, 0), 0);
     assert_int_equal(device_pool_offset(pool, 1), 256);
@@ -88,7 +88,7 @@ static void test_what_does_not_fit(void **state)
     layout_free(layout);
 }
 
-/* If a needed parameter lies in the way of a missing one, all are placed anew. */
+/* If a present parameter is in the way of a missing one, all parameters of the request get new places. */
 static void test_in_the_way(void **state)
 {
     const uint64_t n_elems[] = {64, 64, 192}; /* 256, 128 and 768 bytes: in places of 256, 256, 768 */
@@ -109,7 +109,7 @@ static void test_in_the_way(void **state)
     layout_free(layout);
 }
 
-/* Bytes of the pool, and whose they are: what was placed there last. */
+/* Fills a parameter's place with bytes that tell which parameter was placed there last. */
 static void fill(uint8_t *bytes, const struct layout *layout, uint64_t at, uint32_t param)
 {
     memset(bytes + at, (int)param + 1, size_of(layout, param));
@@ -129,7 +129,7 @@ static uint32_t draw(uint32_t *seed)
     return *seed >> 8;
 }
 
-/* Whatever is asked for, in whatever order, all that was placed and not placed over has its own bytes. */
+/* Random requests. Every parameter that has a place has its own bytes there. */
 static void test_any_requests(void **state)
 {
     uint32_t seed = 7;
@@ -166,7 +166,7 @@ static void test_any_requests(void **state)
                 if (n_elems[p] > 0 && device_pool_offset(pool, p) != DEVICE_POOL_NOWHERE)
                     check(bytes, layout, device_pool_offset(pool, p), p, n_bytes);
         }
-        assert_true(n_kept > 0); /* something was there when it was asked for again */
+        assert_true(n_kept > 0); /* some were still present */
         device_pool_free(pool);
         layout_free(layout);
         free(bytes);

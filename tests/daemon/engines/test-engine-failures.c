@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Engines end, and nothing but engines does: they are killed or stopped, meet strangers, get senseless commands, or are
- * programs that are no engines. After each end the next generation works.
+ * Engines end without harm to the daemon: they are killed or stopped, get connections from strangers, get invalid
+ * commands, or are other programs. After each end the next generation works.
  */
 
 #include <arpa/inet.h>
@@ -27,7 +27,7 @@
 
 enum {
     MIB = 1 << 20,
-    SOON_MS = 1500, /* in which all are told of a death */
+    SOON_MS = 1500, /* all engines notice a death within this time */
 };
 
 static void assert_says(const struct mesh_node *node, const char *text)
@@ -36,7 +36,7 @@ static void assert_says(const struct mesh_node *node, const char *text)
         fail_msg("node %u: \"%s\" does not say \"%s\"", node->node, node->what, text);
 }
 
-/* The next generation is as good as the first. */
+/* Asserts that the next generation of engines works. */
 static void assert_next_works(struct mesh *mesh)
 {
     static const struct mesh_move moves[] = {{0, 1, 1, 2, 3000}, {1, 0, 3, 4, 3000}};
@@ -76,7 +76,7 @@ static void test_killed(void **state)
         uint64_t killed_ms;
 
         if (round == 0) {
-            mesh_start(&mesh); /* while they connect */
+            mesh_start(&mesh); /* the kill happens while they connect */
         } else {
             mesh_connect(&mesh);
             give_much(&mesh);
@@ -86,7 +86,7 @@ static void test_killed(void **state)
         assert_int_equal(kill((pid_t)engine_pid(mesh.nodes[victim].engine), SIGKILL), 0);
         for (unsigned i = 0; i < 3; i++) {
             if (round == 0 && i != victim)
-                continue; /* it may be that they have not heard of the victim: see test_stopped */
+                continue; /* they may not know of the victim yet: see test_stopped */
             mesh_wait_failed(&mesh, i);
             assert_in_range(mesh.nodes[i].failed_ms, killed_ms, killed_ms + SOON_MS);
             assert_says(&mesh.nodes[i], i == victim ? "was killed by signal 9 (Killed)" : "127.0.0.1");
@@ -98,7 +98,7 @@ static void test_killed(void **state)
     mesh_deinit(&mesh);
 }
 
-/* Ready, and one dies with nothing to do: the others notice all the same. */
+/* An engine dies while all are idle. The others notice its death. */
 static void test_killed_idle(void **state)
 {
     struct mesh mesh;
@@ -110,11 +110,11 @@ static void test_killed_idle(void **state)
     kill((pid_t)engine_pid(mesh.nodes[1].engine), SIGKILL);
     mesh_wait_failed(&mesh, 0);
     assert_in_range(mesh.nodes[0].failed_ms, killed_ms, killed_ms + SOON_MS);
-    /* "Connection closed by peer [127.0.0.1] (node 1)", or reset, when it had not read all that was sent. */
+    /* "Connection closed by peer [127.0.0.1] (node 1)", or "reset" if node 1 had unread bytes. */
     assert_says(&mesh.nodes[0], " [127.0.0.1]");
     assert_says(&mesh.nodes[0], " (node 1)");
     for (const char *at = strstr(mesh.nodes[0].what, "]:"); at; at = strstr(at + 1, "]:"))
-        assert_false(isdigit((unsigned char)at[2])); /* gloo's ports are not what they seem */
+        assert_false(isdigit((unsigned char)at[2])); /* gloo's port numbers are wrong, so they are not printed */
     assert_true(mesh.nodes[0].what[0] != '[');
     assert_false(mesh.nodes[0].has_tag);
     mesh_wait_failed(&mesh, 1);
@@ -128,7 +128,7 @@ static int order(struct mesh *mesh, unsigned node, uint64_t tag, uint32_t timeou
                         &(struct engine_order){.tag = tag, .timeout_ms = timeout_ms, .moves = &move, .n_moves = 1});
 }
 
-/* A frozen engine, and one that waits for it: both say so, each by its own clock. */
+/* One engine is stopped, and one waits for it. Both are reported, each after its own timeout. */
 static void test_stopped(void **state)
 {
     struct mesh mesh;
@@ -170,7 +170,7 @@ static void test_stopped_connecting(void **state)
     mesh_deinit(&mesh);
 }
 
-/* A peer that has not been given the order does not send. */
+/* A peer without the order does not take part, so the order times out. */
 static void test_unmet(void **state)
 {
     struct mesh mesh;
@@ -230,7 +230,7 @@ static void test_bad_orders(void **state)
     for (size_t i = 0; i < ARRAY_SIZE(orders); i++) {
         mesh_start(&mesh);
         assert_int_equal(engine_order(mesh.nodes[0].engine, &orders[i]), -EINVAL);
-        assert_false(mesh.nodes[0].failed); /* from the loop, not from within the call */
+        assert_false(mesh.nodes[0].failed); /* reported by the loop, not inside the call */
         mesh_wait_failed(&mesh, 0);
         assert_says(&mesh.nodes[0], "expected 1 to 4096");
         mesh_stop(&mesh);
@@ -240,7 +240,7 @@ static void test_bad_orders(void **state)
 
 /* ---- strangers ------------------------------------------------------------------------------------------ */
 
-/* Connects to every port where an engine waits for another. */
+/* Connects to every port where an engine waits for another engine. Return: the number of connections. */
 static size_t meet(struct mesh *mesh, int *fds)
 {
     size_t n = 0;
@@ -270,7 +270,7 @@ static void part(int *fds, size_t n)
         close(fds[i]);
 }
 
-/* A message that gloo looks for a receive for, and that of no kind; one byte; nothing at all. */
+/* Strangers send a message for which gloo has no receive, one of an unknown kind, one byte, or nothing. */
 static void test_strangers(void **state)
 {
     static const uint64_t killer[7] = {56, 1, 77, 0, 8, 0, 0};
@@ -278,7 +278,7 @@ static void test_strangers(void **state)
     static const struct {
         const void *data;
         size_t n_bytes;
-        const char *what; /* of some engine; NULL: whatever there is to say */
+        const char *what; /* what some engine says; NULL: any text */
     } cases[] = {
         {killer, sizeof(killer), "gloo gives up: "},
         {odd, sizeof(odd), NULL},
@@ -313,7 +313,7 @@ static void test_strangers(void **state)
     mesh_deinit(&mesh);
 }
 
-/* A stranger that connects before the node, and is silent, does not count as the node: no engine becomes ready. */
+/* A silent stranger connects before the other node. It is not taken for the node, so no engine becomes ready. */
 static void test_stranger_first(void **state)
 {
     struct mesh mesh;
@@ -331,7 +331,7 @@ static void test_stranger_first(void **state)
     mesh_init(&mesh, 2, 4096);
     mesh.connect_timeout_ms = 1000;
     n = meet(&mesh, fds);
-    /* Each is told that its peer has a higher address, so that it waits for a connection: the stranger's. */
+    /* Each engine learns that its peer has a higher address, so it waits for a connection, and gets the stranger's. */
     for (unsigned i = 0; i < 2; i++) {
         char key[32];
 
@@ -341,7 +341,7 @@ static void test_stranger_first(void **state)
     mesh_run(&mesh, 400);
     for (unsigned i = 0; i < 2; i++) {
         assert_false(mesh.nodes[i].ready);
-        /* The engine took the stranger for the node, and asked it for proof. */
+        /* The engine asked the stranger to prove that it is the node. */
         assert_true(recv(fds[i], received, sizeof(received), MSG_DONTWAIT) >= 48);
         mesh_wait_failed(&mesh, i);
         assert_says(&mesh.nodes[i], "not connected to all nodes within 1000 ms: ");
@@ -376,7 +376,7 @@ static void test_no_program(void **state)
     engine_close(NULL);
 }
 
-/* A program that is a script; its path lives until the next one. */
+/* Return: the path of an executable script with this body. It is valid until the next call. */
 static const char *make_script(const char *body)
 {
     static char path[64];
@@ -403,8 +403,7 @@ static void test_odd_programs(void **state)
         {"exit 0", "exited with status 0"},
         {"exit 3", "exited with status 3"},
         {"kill -SEGV $$", "was killed by signal 11 (Segmentation fault)"},
-        /* what it writes to standard error goes on to ours, also when it is more than a pipe holds; the loader's is
-           said */
+        /* standard error is passed on, even if it is more than a pipe holds; the loader's message is also reported */
         {"head -c 100000 /dev/zero | tr '\\000' ' ' >&2; exit 3", "exited with status 3"},
         {"echo one >&2; printf 'engine: error while loading shared libraries: libx.so.2: no such file\\n' >&2; exit "
          "127",
@@ -414,15 +413,15 @@ static void test_odd_programs(void **state)
         {"exit 127", "exited with status 127"},
         {"printf garbage >&3; exec sleep 30", "has sent an invalid report: EngineReport: 7 bytes that are not"},
         {"printf '\\172\\000' >&3; exec sleep 30", "has sent an invalid report: EngineReport: message of kind 15"},
-        /* ready, twice */
+        /* ready twice */
         {"printf '\\022\\000' >&3; printf '\\022\\000' >&3; exec sleep 30", "has reported twice that it is ready"},
-        /* done: before it is ready; of another order; without the bytes */
+        /* done before ready; another order; without numbers of bytes */
         {"printf '\\032\\002\\010\\005' >&3; exec sleep 30", "has reported the end of order 5, which is not under way"},
         {"printf '\\022\\000' >&3; printf '\\032\\002\\010\\006' >&3; exec sleep 30",
          "has reported the end of order 6, which is not under way"},
         {"printf '\\022\\000' >&3; printf '\\032\\002\\010\\005' >&3; exec sleep 30",
          "has reported 0 bytes sent and 0 received, expected 100 and 0"},
-        /* failed: without a text, with a text */
+        /* failed without a text, and with one */
         {"printf '\\042\\000' >&3; exec sleep 30", "has sent an invalid report: EngineFailed.what: 0 bytes"},
         {"printf '\\042\\005\\012\\003abc' >&3; exit 1", "abc"},
         /* a value without a key */
@@ -443,7 +442,7 @@ static void test_odd_programs(void **state)
         mesh.program = make_script(cases[i].script);
         mesh.connect_timeout_ms = strstr(cases[i].what, "deadline") ? 100 : 20000;
         mesh_start(&mesh);
-        /* it may be gone by now */
+        /* the program may have ended already */
         (void)order(&mesh, 0, 5, 20000, (struct engine_move){1, true, MESH_SEND, 0, 100});
         mesh_wait_failed(&mesh, 0);
         assert_says(&mesh.nodes[0], cases[i].what);
@@ -453,7 +452,7 @@ static void test_odd_programs(void **state)
     mesh_deinit(&mesh);
 }
 
-/* An engine that does not read cannot make us queue orders without limit. */
+/* The daemon limits the queue for an engine that does not read its commands. */
 static void test_deaf(void **state)
 {
     static struct engine_move moves[ENGINE_MAX_MOVES];
@@ -475,7 +474,7 @@ static void test_deaf(void **state)
     mesh_deinit(&mesh);
 }
 
-/* The environment of an engine has nothing that it does not need. */
+/* An engine's environment has only what it needs. */
 static void test_environment(void **state)
 {
     struct mesh mesh;
@@ -500,7 +499,7 @@ static void test_environment(void **state)
     mesh_deinit(&mesh);
 }
 
-/* An address that is none of this machine's. */
+/* An address that this machine does not have. */
 static void test_foreign_address(void **state)
 {
     struct mesh mesh;
@@ -517,7 +516,7 @@ static void test_foreign_address(void **state)
 
 struct closer {
     struct engine *engine;
-    char when; /* p(ut), r(eady), f(ailed) */
+    char when; /* at which callback: p(ut), r(eady) or f(ailed) */
     bool closed;
 };
 
@@ -545,7 +544,7 @@ static void close_at_failed(void *userdata, const struct engine_failure *failure
     close_when(userdata, 'f');
 }
 
-/* Whatever the engine says, it may be closed there and then, and says nothing more. */
+/* An engine can be closed in each of its callbacks, and then calls none of them. */
 static void test_close_within(void **state)
 {
     static const char whens[] = {'p', 'r', 'f'};
@@ -573,7 +572,7 @@ static void test_close_within(void **state)
 
 /* ---- the end of the daemon ------------------------------------------------------------------------------ */
 
-/* The program itself, as a child with one end of a socket pair as its descriptor 3. Return: its pid. */
+/* Runs the engine's program as a child, with one end of the socket pair as its descriptor 3. Return: its pid. */
 static pid_t run_engine(const int pair[2])
 {
     pid_t pid = fork();
@@ -592,7 +591,7 @@ static pid_t run_engine(const int pair[2])
 static void make_pair(int pair[2])
 {
     assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
-    for (int i = 0; i < 2; i++) { /* away from descriptor 3 */
+    for (int i = 0; i < 2; i++) { /* move them away from descriptor 3 */
         int fd = fcntl(pair[i], F_DUPFD_CLOEXEC, 10);
 
         assert_true(fd >= 10);
@@ -620,7 +619,7 @@ static void send_setup(int fd)
     wire_arena_deinit(&arena);
 }
 
-/* Waits until the engine puts values into the store: by then it has all its threads. */
+/* Waits until the engine puts values into the store, because it has all its threads then. */
 static void wait_for_report(int fd)
 {
     struct pollfd input = {.fd = fd, .events = POLLIN};
@@ -629,7 +628,9 @@ static void wait_for_report(int fd)
     assert_true(input.revents & POLLIN);
 }
 
-/* An engine ends with its socket, whether it is set up or not; the signals that end the daemon do not end it. */
+/*
+ * An engine ends with its socket, before its setup and after it. The signals that end the daemon do not end the engine.
+ */
 static void test_ends_with_socket(void **state)
 {
     for (unsigned round = 0; round < 2; round++) {
@@ -653,7 +654,7 @@ static void test_ends_with_socket(void **state)
     }
 }
 
-/* Even a frozen one, that does not see the end of its socket, ends with the daemon. */
+/* A stopped engine, which does not notice the end of its socket, ends with the daemon. */
 static void test_ends_with_parent(void **state)
 {
     int pair[2], status;
@@ -666,7 +667,7 @@ static void test_ends_with_parent(void **state)
     parent = fork();
     assert_true(parent >= 0);
     if (parent == 0) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL); /* with the test, whatever becomes of it */
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* ends with the test */
         pid = run_engine(pair);
         if (write(pids[1], &pid, sizeof(pid)) != sizeof(pid))
             _exit(1);
@@ -688,7 +689,7 @@ static void test_ends_with_parent(void **state)
     assert_int_equal(prctl(PR_SET_CHILD_SUBREAPER, 0), 0);
 }
 
-/* Commands that the daemon would not send: the engine names the fault, and ends. */
+/* Invalid commands, which the daemon does not send. The engine names the fault and ends. */
 static void test_bad_commands(void **state)
 {
     static const struct {

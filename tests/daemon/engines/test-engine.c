@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Engines that move bytes: real processes over 127.0.0.1. What they receive is compared whole, the bytes
- * around it too. How they end is test-engine-failures.c.
+ * Engines that move bytes: real processes over 127.0.0.1. Tests compare all of the segments, not only the received
+ * bytes. test-engine-failures.c tests how engines end.
  */
 
 #include <signal.h>
@@ -16,13 +16,13 @@
 
 enum { MIB = 1 << 20 };
 
-/* This test is built when the engine is. */
+/* A build with this test must have the engine. */
 static void test_build(void **state)
 {
     assert_true(config_build_own()->have_gloo);
 }
 
-/* Both ways, unaligned, with gaps between them. */
+/* Moves in both directions, at unaligned offsets, with gaps in between. */
 static void check_sizes(bool lasting)
 {
     static const size_t sizes[] = {1, 2, 7, 63, 64, 65, 4095, 4096, 4097, 65537, MIB + 3, 64 * MIB};
@@ -55,7 +55,7 @@ static void test_sizes_lasting(void **state)
     check_sizes(true);
 }
 
-/* Returns when all threads of the process stand still. */
+/* Stops the process. Returns when all its threads have stopped. */
 static void stop(pid_t pid)
 {
     siginfo_t info;
@@ -65,8 +65,8 @@ static void stop(pid_t pid)
 }
 
 /*
- * The engine of node 0 reports that it has sent, while that of node 1 stands still; then the sender's memory changes.
- * Return: did the change arrive? If so, pages were sent, else copies of them.
+ * Changes the sender's memory when the engine of node 0 has reported that it has sent, while the engine of node 1 is
+ * stopped. Return: whether the changed bytes arrive, that is whether the engine sent the pages and not a copy.
  */
 static bool changes_arrive(bool lasting)
 {
@@ -78,7 +78,7 @@ static bool changes_arrive(bool lasting)
     mesh.lasting = lasting;
     mesh_connect(&mesh);
     mesh_give(&mesh, 1, 1, &move, 1);
-    mesh_give_all(&mesh, 2, &first, 1); /* when this is done, node 0 knows that node 1 receives */
+    mesh_give_all(&mesh, 2, &first, 1); /* done only when node 0 knows that node 1 receives */
     while (mesh.nodes[0].n_done + mesh.nodes[1].n_done < 2)
         mesh_turn(&mesh);
     stop(engine_pid(mesh.nodes[1].engine));
@@ -98,14 +98,14 @@ static bool changes_arrive(bool lasting)
     return arrived;
 }
 
-/* Bytes are changed after the order is done. They arrive changed only if the order said that they last. */
+/* The bytes change after the order is done. The changed bytes arrive only if the order said that its bytes last. */
 static void test_lasting(void **state)
 {
     assert_false(changes_arrive(false));
     assert_true(changes_arrive(true));
 }
 
-/* An engine's report of an order, beside the bytes. */
+/* An order's report has the numbers of bytes. */
 static void test_counts(void **state)
 {
     static const struct mesh_move moves[] = {{0, 1, 0, 0, 100}, {1, 0, 0, 0, 30}, {0, 1, 200, 200, 1}};
@@ -139,7 +139,10 @@ static void shuffle(size_t *order, size_t n)
     }
 }
 
-/* Many orders of several moves each, in another order on each node; half of them before the connections stand. */
+/*
+ * Many orders of several moves each, in a different sequence on each node. Half of them are given before the nodes are
+ * connected.
+ */
 static void test_many_orders(void **state)
 {
     enum { N_ORDERS = 300, N_MOVES = 6, ROOM = 8192 };
@@ -178,7 +181,7 @@ static void test_many_orders(void **state)
     mesh_deinit(&mesh);
 }
 
-/* An order that waits for its other end holds up none of the others, not even that of being done. */
+/* An order that waits for another node does not delay later orders, not even their reports. */
 static void test_independent(void **state)
 {
     static const struct mesh_move first = {0, 1, 0, 0, 100}, second = {1, 0, 500, 700, 1000};
@@ -199,7 +202,9 @@ static void test_independent(void **state)
     mesh_deinit(&mesh);
 }
 
-/* One node to all, all to all; and between two nodes the n-th meets the n-th, whatever the sizes. */
+/*
+ * One node sends to all; all send to all. Between two nodes the n-th send goes to the n-th receive, whatever the sizes.
+ */
 static void test_shapes(void **state)
 {
     struct mesh_move broadcast[2], all[6], row[5];
@@ -231,7 +236,7 @@ static void test_shapes(void **state)
     mesh_deinit(&mesh);
 }
 
-/* The largest order, over a range of the segment where numbers are long. */
+/* The largest order, at offsets that are encoded in many bytes. */
 static void test_largest_order(void **state)
 {
     static struct mesh_move moves[ENGINE_MAX_MOVES];
@@ -256,7 +261,7 @@ static void give_move(struct mesh *mesh, unsigned node, uint64_t tag, struct eng
         0);
 }
 
-/* A segment that comes later, and one in its place. */
+/* A segment is shared after the start, then another one with the same number. */
 static void test_share(void **state)
 {
     struct segment further[2];
@@ -282,7 +287,7 @@ static void test_share(void **state)
     mesh_deinit(&mesh);
 }
 
-/* Nobody to connect to: ready at once. */
+/* A single node connects to no other, so its engine is ready at once. */
 static void test_alone(void **state)
 {
     struct mesh mesh;
@@ -292,7 +297,7 @@ static void test_alone(void **state)
     mesh_deinit(&mesh);
 }
 
-/* Closed in the midst of it, at any time. */
+/* Engines are closed at different times while they move bytes. */
 static void test_close(void **state)
 {
     static const unsigned delays_ms[] = {0, 1, 5, 20, 60};

@@ -55,12 +55,12 @@ static void on_answer(void *userdata, void *peer, const struct reply *reply, int
     struct peer *p = peer;
 
     (void)userdata;
-    if (reply->type == REPLY_STEP_DONE && reply->step_done.is_decision) { /* no answer */
+    if (reply->type == REPLY_STEP_DONE && reply->step_done.is_decision) { /* a decision is no answer */
         p->decision = reply->step_done;
         p->n_decisions++;
         return;
     }
-    assert_int_equal(p->n_answers, p->n_heard); /* one request at a time, and one answer to each */
+    assert_int_equal(p->n_answers, p->n_heard); /* one request at a time, with one answer each */
     close_fds(p);
     p->n_answers++;
     p->fixture->n_answers++;
@@ -159,7 +159,7 @@ struct fixture *fixture_new_with(const struct fixture_options *options)
     return f;
 }
 
-/* Return: whether anything happened. Its event, and the one before it, end as they do in a server. */
+/* Waits for the next event. Return: whether anything happened. Settles the job before and after it, like a server. */
 static bool advance(struct fixture *f)
 {
     unsigned n_answers = f->n_answers;
@@ -434,13 +434,13 @@ static const struct layout *layout_of(const struct peer *p)
     return p->fixture->job->layout;
 }
 
-/* Slots follow each other around the ring, which is far larger than all slots in use at one time. */
+/* Opens a slot behind the last one in the ring. The ring is far larger than all slots in use at one time. */
 static void open_slot(struct peer *p, uint32_t parcel, uint32_t pass)
 {
     uint64_t n_bytes = round_up(layout_parcel_bytes(layout_of(p), parcel), 64);
     uint32_t ticket = p->next_ticket++ % p->n_tickets;
 
-    if (p->next_place_bytes + n_bytes > p->rank->rings[0]->ring_bytes) /* the mapping is larger: whole pages */
+    if (p->next_place_bytes + n_bytes > p->rank->rings[0]->ring_bytes) /* the mapping has whole pages */
         p->next_place_bytes = 0;
     p->slots[parcel] = (struct peer_slot){
         .open = true,
@@ -556,7 +556,7 @@ void peer_ask_slot(struct peer *p, uint32_t bucket)
     job_slot_request(p->fixture->job, p->rank, &request);
     if (p->n_answers == p->n_heard || p->reply.type != REPLY_SLOT_GRANT || !p->reply.slot_grant.in_ring)
         return;
-    p->n_heard++; /* of slots that had come back before: a client looks, and asks again */
+    p->n_heard++; /* the grant says that slots are free again, so a client looks, and asks again */
     job_slot_request(p->fixture->job, p->rank, &request);
 }
 

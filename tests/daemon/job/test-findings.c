@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Each kind of finding appears when it holds for long enough, disappears, and stays away where a job is only odd. */
+/*
+ * Each kind of finding appears when its condition has held for long enough, and disappears when it ends. Jobs that are
+ * only unusual have no finding.
+ */
 
 #include <limits.h>
 #include <string.h>
@@ -39,12 +42,12 @@ static void assert_silent(const struct fixture *f)
 
 /* ---- slow ranks ---------------------------------------------------------------------------------------- */
 
-/* Milliseconds of a rank in a step. */
+/* How many milliseconds each part of a rank's step takes. */
 struct times {
     unsigned forward, backward, rest;
 };
 
-/* What a rank does next, at which time of the step. Return: false, nothing. */
+/* Sets the peer whose event is next, and the event's time in the step. Return: false if there is none. */
 static bool next_event(const struct times *times, const unsigned *n_done, unsigned *peer, unsigned *at_ms)
 {
     *peer = 0;
@@ -71,7 +74,7 @@ static void do_event(struct peer *p, unsigned number)
         peer_ask_end(p);
 }
 
-/* A step of one micro-batch, in which each rank takes its time. */
+/* Does a step of one micro-batch, in which each rank takes its given time. */
 static void timed_step(struct fixture *f, const struct times *times)
 {
     uint64_t begin_ns = f->now_ns;
@@ -132,22 +135,22 @@ static void test_not_slow(void **userdata)
 
     (void)userdata;
     timed_steps(f, STEPS, usual, usual);
-    timed_steps(f, 1, usual, (struct times){4000, 50, 10}); /* once, by far */
+    timed_steps(f, 1, usual, (struct times){4000, 50, 10}); /* much slower, but once */
     timed_steps(f, STEPS, usual, usual);
     for (unsigned i = 0; i < STEPS; i++) { /* in turns */
         timed_steps(f, 1, usual, (struct times){80, 50, 10});
         timed_steps(f, 1, (struct times){80, 50, 10}, usual);
     }
     assert_silent(f);
-    timed_steps(f, STEPS, usual, (struct times){48, 50, 10}); /* by less than a tenth */
+    timed_steps(f, STEPS, usual, (struct times){48, 50, 10}); /* slower by less than a tenth */
     assert_silent(f);
     timed_steps(f, 1, (struct times){80, 50, 10}, usual);
-    timed_steps(f, STEPS, (struct times){1, 1, 1}, (struct times){5, 1, 1}); /* by less than 5 ms */
+    timed_steps(f, STEPS, (struct times){1, 1, 1}, (struct times){5, 1, 1}); /* slower by less than 5 ms */
     assert_silent(f);
     fixture_free(f);
 }
 
-/* Where each moment goes, and that a rank's time does not count while it waits for the others. */
+/* Each moment counts for one phase. A rank's time does not count while it waits for others. */
 static void test_phases(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
@@ -198,7 +201,7 @@ static void test_room(void **userdata)
     fixture_free(f);
 }
 
-/* A step that was aborted is counted for nobody. */
+/* An aborted step counts for no rank. */
 static void test_aborted_step(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
@@ -337,7 +340,7 @@ static void test_zero_gradient(void **userdata)
     fixture_steps(f, STEPS - 1, 2);
     assert_silent(f);
     fixture_steps(f, 1, 2);
-    finding = only_finding(f, FINDING_ZERO_GRADIENT); /* the bias is declared */
+    finding = only_finding(f, FINDING_ZERO_GRADIENT); /* not head.bias, which the configuration declares unused */
     assert_int_equal(finding.param, HEAD_WEIGHT);
     assert_non_null(strstr(finding.text, "head.weight: the gradient was exactly zero in the last 100 steps"));
     use(f, NULL);
@@ -361,7 +364,7 @@ static void test_no_zero_gradient(void **userdata)
     }
 }
 
-/* Eight are named, and the last one of these says how many more there are. */
+/* Eight parameters are listed. The last line also says how many more there are. */
 static void test_many_zero_gradients(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
@@ -377,7 +380,7 @@ static void test_many_zero_gradients(void **userdata)
     fixture_free(f);
 }
 
-/* A parameter that no rank pushes is missing, which E1005 says. */
+/* A parameter that no rank pushes is missing (E1005), and gets no finding. */
 static void test_missing_is_not_zero(void **userdata)
 {
     struct fixture *f = fixture_start("diagnostics: {stall_warning: 0, stall_timeout: 0, on_missing: zero}\n");
@@ -407,7 +410,7 @@ static void test_zero_lr(void **userdata)
     struct fixture *f = fixture_start(FIXTURE_QUIET "optimizer: {type: AdamW, params: {lr: 0}}\n");
 
     (void)userdata;
-    fixture_steps(f, STEPS - 2, 1); /* one step is behind it */
+    fixture_steps(f, STEPS - 2, 1); /* fixture_start() did one step */
     assert_silent(f);
     fixture_steps(f, 1, 1);
     assert_non_null(strstr(only_finding(f, FINDING_ZERO_LR).text, "was 0 in the last 100 steps"));

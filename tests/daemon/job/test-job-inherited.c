@@ -2,8 +2,8 @@
 
 /*
  * A rank dies in the open step, and its successor inherits its pushes. If the predecessor had ended all micro-batches,
- * a successor that continues at the position it is told asks for the step at once. Whatever the predecessor pushed, the
- * run continues, and its final bits are those of a run in which no rank died.
+ * a successor that continues at its position asks for the step at once. Whatever the predecessor pushed, the run must
+ * continue, and its final bits must be those of a run in which no rank died.
  */
 
 #include <math.h>
@@ -18,10 +18,10 @@
 
 static const char quiet[] = FIXTURE_QUIET;
 
-/* Rank 1 pushes nothing, or one bucket of what it has to. */
+/* What rank 1 pushes in a micro-batch: nothing, one bucket, or all. */
 enum part { NOTHING, SOME, ALL };
 
-/* A micro-batch of both ranks. */
+/* Both ranks do a micro-batch. */
 static void micro_batch(struct fixture *f, enum part part)
 {
     struct peer *a = &f->peers[0], *b = &f->peers[1];
@@ -45,7 +45,7 @@ static void others_wait(struct fixture *f)
     peer_expect_silence(&f->peers[0]);
 }
 
-/* The successor does what its position says, which is nothing but to ask: the step begins again for all. */
+/* The successor only asks for the step, as its position says. The step must begin again for all ranks. */
 static void expect_healed(struct fixture *f, uint32_t n_ended, const char *reason)
 {
     struct peer *a = &f->peers[0], *b = &f->peers[1];
@@ -74,7 +74,7 @@ static void test_nothing_was_pushed(void **userdata)
         micro_batch(f, NOTHING);
         others_wait(f);
         peer_ask_step(&f->peers[1]);
-        peer_expect_refused(&f->peers[1], E_MISSING, false); /* its own doing: it may choose */
+        peer_expect_refused(&f->peers[1], E_MISSING, false); /* this process did not push, so it may decide */
         expect_healed(f, 1, "E1005");
         fixture_finish(f);
     }
@@ -109,7 +109,7 @@ static void test_some_were_not_pushed(void **userdata)
     fixture_finish(f);
 }
 
-/* The rest is the successor's to do, so that it is told. */
+/* The successor itself must do the missing micro-batch, so its request is refused. */
 static void test_too_few_were_ended(void **userdata)
 {
     struct fixture *f = fixture_start("gradient_accumulation_steps: 2\n" FIXTURE_QUIET);
@@ -143,7 +143,7 @@ static void test_too_many_were_ended(void **userdata)
     fixture_finish(f);
 }
 
-/* A program that does each step's only micro-batch whatever the position adds one to its predecessor's, every time. */
+/* A program that does one micro-batch in each step, whatever its position, adds one to those of its predecessor. */
 static void test_another_is_added_each_time(void **userdata)
 {
     struct fixture *f = fixture_start("gradient_accumulation_steps: 2\n" FIXTURE_QUIET);
@@ -164,7 +164,7 @@ static void test_another_is_added_each_time(void **userdata)
     fixture_finish(f);
 }
 
-/* Beyond the last micro-batch of the loop a successor has nothing to redo. */
+/* The predecessor pushed a part of a micro-batch beyond the last. Its successor does not redo that part. */
 static void test_part_of_one_too_many_stands(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
@@ -175,7 +175,7 @@ static void test_part_of_one_too_many_stands(void **userdata)
     micro_batch(f, ALL);
     others_wait(f);
     peer_begin(b);
-    peer_push_bucket(b, fixture_bucket(f, true)); /* the others have asked: reduced at once */
+    peer_push_bucket(b, fixture_bucket(f, true)); /* reduced at once, because the other rank has asked for the step */
     fixture_drain(f);
     expect_healed(f, FIXTURE_MICRO, "was not redone");
     fixture_finish(f);
@@ -204,7 +204,7 @@ static void test_not_finite(void **userdata)
     fixture_finish(f);
 }
 
-/* Nobody is left who could ask with other arguments. */
+/* A rank asked for the step and died. No process is left that could ask with other arguments. */
 static void test_asked_with_other_arguments(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
@@ -217,7 +217,7 @@ static void test_asked_with_other_arguments(void **userdata)
              &(struct request_step){.step = b->at.step, .attempt = b->at.attempt, .has_max_norm = true, .max_norm = 7});
     peer_expect_silence(b);
     peer_ask_step(a);
-    peer_expect_refused(a, E_STEP_ARGS, false); /* of one that is here: it may ask as this one does */
+    peer_expect_refused(a, E_STEP_ARGS, false); /* the arguments of a living rank: this rank may change its own */
     job_clear_fault(f->job, a->rank);
     peer_expect(a, REPLY_DONE);
     peer_die(b);
@@ -228,7 +228,7 @@ static void test_asked_with_other_arguments(void **userdata)
     fixture_finish(f);
 }
 
-/* The successor is told the faults of its own part. */
+/* A fault in the successor's own part is refused. */
 static void test_own_part(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
@@ -236,7 +236,7 @@ static void test_own_part(void **userdata)
 
     (void)userdata;
     peer_begin(b);
-    peer_push_bucket(b, 0); /* the other rank has not pushed it: it is in no sum, and is forgotten */
+    peer_push_bucket(b, 0); /* in no sum, because the other rank has not pushed it; so it is forgotten */
     peer_die(b);
     peer_return(b, "run");
     peer_begin(b);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A gradient that is larger than a bucket comes in parts. Each part is reduced as soon as all ranks have pushed it, but
- * counts and answers treat the parts as one gradient: it is pushed with its last part, and refused with its first.
+ * A gradient that is larger than a bucket is pushed in parts. Each part is reduced when all ranks have pushed it. In
+ * counts and answers the parts are one gradient: it counts as pushed with its last part, and is refused with its first.
  */
 
 #include <string.h>
@@ -22,7 +22,7 @@
 
 static const char quiet[] = FIXTURE_QUIET;
 
-enum { LARGE = 7 }; /* of the model's parameters, the one that is larger than a bucket */
+enum { LARGE = 7 }; /* the parameter that is larger than a bucket */
 
 static const struct layout_param *large(const struct fixture *f)
 {
@@ -45,7 +45,7 @@ static void begin_both(struct fixture *f)
         peer_begin(&f->peers[i]);
 }
 
-/* Everything but the large one. */
+/* Pushes all parameters except the large one. */
 static void push_others(struct peer *p)
 {
     for (uint32_t i = PUPPET_PARAMS; i-- > 0;)
@@ -61,7 +61,7 @@ static void end_both(struct fixture *f)
         peer_expect(&f->peers[i], REPLY_DONE);
 }
 
-/* A rank that has pushed some parts has not pushed the gradient; what both have pushed is reduced. */
+/* A rank that pushed some parts has not pushed the gradient. A part that both ranks pushed is reduced. */
 static void test_parts(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
@@ -92,7 +92,7 @@ static void test_parts(void **userdata)
     fixture_finish(f);
 }
 
-/* Parts come in order, with no other push between them, and there are no more than there are. */
+/* Parts must be pushed in order, without another push in between, and with valid numbers. */
 static void test_order(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
@@ -117,7 +117,7 @@ static void test_order(void **userdata)
     fixture_free(f);
 }
 
-/* Part of a gradient is no gradient, and may be in the sums: the micro-batch can be abandoned, but not ended. */
+/* With only some parts pushed, a micro-batch cannot be ended, because they may be in the sums. It can be abandoned. */
 static void test_torn(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
@@ -134,7 +134,7 @@ static void test_torn(void **userdata)
 
     begin_both(f);
     peer_push_part(a, part(f, 0), false);
-    push_others(a); /* nor does it help to go on */
+    push_others(a); /* other pushes do not help */
     peer_push_all(b);
     peer_ask_end(a);
     peer_expect_abort(a, "the rest of a large gradient was not pushed");
@@ -142,7 +142,7 @@ static void test_torn(void **userdata)
     peer_expect_abort(b, "the rest of a large gradient was not pushed");
 
     begin_both(f);
-    peer_push_part(a, part(f, 0), false); /* nobody else has: it is not in the sums */
+    peer_push_part(a, part(f, 0), false); /* not in the sums, because the other rank has not pushed this part */
     job_abandon_backward(f->job, a->rank,
                          &(struct request_abandon_backward){.step = 1, .attempt = 2, .why = "bad batch"});
     peer_expect(a, REPLY_DONE);
@@ -153,7 +153,7 @@ static void test_torn(void **userdata)
     fixture_finish(f);
 }
 
-/* The successor's part stands where its predecessor's was reduced, and is reduced where it was not. */
+/* A successor's part is skipped where the predecessor's part was reduced. Its other parts are reduced. */
 static void test_successor(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
@@ -178,7 +178,7 @@ static void test_successor(void **userdata)
     fixture_finish(f);
 }
 
-/* Only the first part of the parameter could be compared, and it differs. */
+/* Only the first part was reduced, so only this one is compared. It differs. */
 static void test_successor_differs(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
@@ -200,7 +200,7 @@ static void test_successor_differs(void **userdata)
     fixture_finish(f);
 }
 
-/* As libzerod sums a gradient that it knows to be a duplicate. */
+/* Return: the sum that libzerod sends with a duplicate. */
 static uint64_t sum_of(const struct peer *p)
 {
     const struct layout *layout = p->fixture->job->layout;
@@ -217,7 +217,7 @@ static uint64_t sum_of(const struct peer *p)
     return sum;
 }
 
-/* One refusal for all parts, and whether the bits are those of the first is known of the whole. */
+/* A duplicate of all parts is refused once. The text says whether all its bits are those of the first push. */
 static void test_duplicate(void **userdata)
 {
     static const char *const said[] = {"holds other bytes than", "holds the same bytes as"};
@@ -244,7 +244,9 @@ static void test_duplicate(void **userdata)
     }
 }
 
-/* A client that does not know it for a duplicate sends all of it: it is refused once, and its slots come back. */
+/*
+ * A client that does not recognise the duplicate pushes all its parts. It is refused once, and its slots are returned.
+ */
 static void test_duplicate_in_parts(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
@@ -265,7 +267,7 @@ static void test_duplicate_in_parts(void **userdata)
     fixture_finish(f);
 }
 
-/* on_duplicate: accumulate: a second pass of each part. */
+/* With on_duplicate: accumulate, each part has a second pass. */
 static void test_passes(void **userdata)
 {
     struct fixture *f = fixture_new("diagnostics: {on_duplicate: accumulate}\n");
@@ -279,7 +281,7 @@ static void test_passes(void **userdata)
     peer_push_all(b);
     fixture_drain(f);
     for (uint32_t i = 0; i < large(f)->n_parts; i++)
-        assert_int_equal(position(f, i)->pass, 1); /* the other rank may push once more */
+        assert_int_equal(position(f, i)->pass, 1); /* not done, because the other rank may push again */
     end_both(f);
     for (uint32_t i = 0; i < large(f)->n_parts; i++)
         assert_int_equal(position(f, i)->micro_batch, 1);

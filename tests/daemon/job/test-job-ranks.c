@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The step, when ranks abort it, die and come back, leave and come back. The tests compare one number: afterwards
- * weights and optimizer state have the bits of an undisturbed run.
+ * The step, when ranks abort it, die and are replaced, or leave and come back. Most tests compare one number:
+ * afterwards, weights and optimizer state must have the bits of an undisturbed run.
  */
 
 #include <string.h>
@@ -34,7 +34,7 @@ static void test_abort(void **userdata)
     peer_push_bucket(a, 0);
     peer_ask_end(a);
     job_abort_step(f->job, b->rank, "the loss is not a number");
-    peer_expect(b, REPLY_DONE); /* that is what it asked for */
+    peer_expect(b, REPLY_DONE); /* the answer to its own request */
     peer_see_abort(b);
     peer_expect_refused(a, E_RANK_LOST, true);
     assert_non_null(strstr(a->text, "the loss is not a number"));
@@ -45,7 +45,7 @@ static void test_abort(void **userdata)
         assert_int_equal(atomic_load(&f->peers[i].credit->attempt), 1);
     }
     a->at.attempt = 0;
-    peer_push_bucket(a, 1); /* was on its way: of the aborted attempt */
+    peer_push_bucket(a, 1); /* sent before it saw the abort, so it belongs to the aborted attempt */
     a->at.attempt = 1;
     assert_true(f->job->stats.counters.dropped > n_dropped);
     peer_see_abort(a);
@@ -53,7 +53,7 @@ static void test_abort(void **userdata)
     fixture_finish(f);
 }
 
-/* A rank that waits for nothing is told with its next answered request, whatever that is. */
+/* A rank that waits for no answer gets the abort as the answer to its next request. */
 static void test_abort_is_told_later(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
@@ -73,7 +73,7 @@ static void test_abort_is_told_later(void **userdata)
 
 /* ---- ranks that die ------------------------------------------------------------------------------------ */
 
-/* Rank 1 dies in micro-batch 0 of step 1; a part of what it pushed is in the sums. */
+/* Rank 1 dies in micro-batch 0 of step 1. Some of its pushes are in the sums. */
 static void lose_rank_1(struct fixture *f)
 {
     struct peer *a = &f->peers[0], *b = &f->peers[1];
@@ -85,7 +85,7 @@ static void lose_rank_1(struct fixture *f)
     peer_push_all(a);
     fixture_drain(f);
     assert_int_equal(f->job->work.parcels[f->job->layout->buckets[bucket].first_parcel].at.pass, 1);
-    peer_push(b, fixture_first_param(f, fixture_bucket(f, false))); /* or not yet in them */
+    peer_push(b, fixture_first_param(f, fixture_bucket(f, false))); /* not in the sums */
     peer_die(b);
     assert_int_equal(fixture_n_kept(f, E_RANK_LOST), 1);
     peer_ask_end(a);
@@ -115,7 +115,10 @@ static void test_successor(void **userdata)
     fixture_finish(f);
 }
 
-/* The predecessor's gradients cannot be removed from the sums, so the step begins again for all ranks. */
+/*
+ * The successor's gradient differs. The predecessor's cannot be removed from the sums, so the step begins again for all
+ * ranks.
+ */
 static void test_successor_differs(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
@@ -127,7 +130,7 @@ static void test_successor_differs(void **userdata)
     peer_begin(b);
     peer_push_other(b, fixture_first_param(f, fixture_bucket(f, true)));
     fixture_drain(f);
-    assert_int_equal(f->job->ledger.attempt, 1); /* found when it was compared, not at the end */
+    assert_int_equal(f->job->ledger.attempt, 1); /* found at once, when it was compared */
     peer_ask_end(b);
     for (unsigned i = 0; i < PEERS; i++) {
         peer_expect_abort(&f->peers[i], "successor's gradient differs");
@@ -136,7 +139,7 @@ static void test_successor_differs(void **userdata)
     fixture_finish(f);
 }
 
-/* Not all that stands was pushed again: the successor's micro-batch is another one. */
+/* The successor does not push all that its predecessor did, so its micro-batch is a different one. */
 static void test_successor_pushes_less(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
@@ -153,7 +156,10 @@ static void test_successor_pushes_less(void **userdata)
     fixture_finish(f);
 }
 
-/* Its request for the step stands: the step is made without it, and the successor begins the next. */
+/*
+ * A rank asks for the step and dies. Its request still counts, so the step is done without it, and its successor begins
+ * with the next one.
+ */
 static void test_dead_rank_has_asked(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
@@ -167,7 +173,7 @@ static void test_dead_rank_has_asked(void **userdata)
     assert_int_equal(peer_attach(b, "run"), 0);
     peer_declare(b);
     peer_ask_form(b);
-    peer_expect_silence(b); /* for the step that its predecessor had asked for */
+    peer_expect_silence(b); /* until the step that its predecessor asked for is done */
     peer_ask_step(a);
     peer_expect(a, REPLY_STEP_DONE);
     peer_take_formed(b);
@@ -192,7 +198,7 @@ static void test_nobody_comes(void **userdata)
     fixture_tick(f, 1);
     peer_expect_abort(&f->peers[0], "no successor attached within 2.0 s");
     assert_int_equal(a->at.attempt, 1);
-    fixture_tick(f, 5000); /* nobody waits: nothing is to be aborted */
+    fixture_tick(f, 5000); /* no rank waits, so no step is aborted */
     assert_int_equal(f->job->ledger.attempt, 1);
     peer_return(b, "run");
     fixture_finish(f);
@@ -213,7 +219,7 @@ static void all_leave_and_return(struct fixture *f)
     }
 }
 
-/* Between two steps. */
+/* All ranks leave and return between two steps. */
 static void test_leave_between_steps(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
@@ -224,9 +230,9 @@ static void test_leave_between_steps(void **userdata)
 }
 
 /*
- * All ranks leave before any of them has ended the first micro-batch: nothing of the step is left. Once positions moved
- * on to micro-batch 1, because ranks that have left end none, and ranks that came back waited forever at the end of
- * micro-batch 0.
+ * All ranks leave before any has ended the first micro-batch, so nothing of the step is left. In an earlier version,
+ * positions moved to micro-batch 1, because ranks that have left end none. Ranks that came back then waited forever at
+ * the end of micro-batch 0.
  */
 static void test_leave_before_first_end(void **userdata)
 {
@@ -244,7 +250,7 @@ static void test_leave_before_first_end(void **userdata)
     fixture_finish(f);
 }
 
-/* Ended micro-batches stay: a rank that comes back continues behind them. */
+/* Ended micro-batches are kept. A rank that comes back continues after them. */
 static void test_leave_after_first_end(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
@@ -257,7 +263,7 @@ static void test_leave_after_first_end(void **userdata)
     fixture_finish(f);
 }
 
-/* All leave inside the second micro-batch, a part of which is in the sums already: the step begins again. */
+/* All ranks leave inside the second micro-batch, part of which is in the sums. The step begins again. */
 static void test_leave_inside(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
@@ -277,7 +283,7 @@ static void test_leave_inside(void **userdata)
     fixture_finish(f);
 }
 
-/* They leave again and again, at each place in turn. */
+/* All ranks leave several times, at different places. */
 static void test_leave_often(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
@@ -308,7 +314,7 @@ static void test_one_leaves_others_stop(void **userdata)
     peer_expect_refused(a, E_RANK_LOST, false);
     assert_non_null(strstr(a->text, "on_leave"));
     peer_ask_step(a);
-    peer_expect_refused(a, E_RANK_LOST, false); /* sticky */
+    peer_expect_refused(a, E_RANK_LOST, false); /* refused again */
     fixture_free(f);
 }
 
@@ -332,8 +338,8 @@ static void test_one_leaves_others_go_on(void **userdata)
 }
 
 /*
- * The others' gradients are in the sums already, without those of the rank that had left and is there again: sums
- * cannot be added to in another order, so the step begins again, for all.
+ * Rank 1 leaves, rank 0 ends a micro-batch, and rank 1 comes back. The sums are complete without rank 1, and the order
+ * of a sum cannot change, so the step begins again for all ranks.
  */
 static void test_one_leaves_and_returns(void **userdata)
 {
@@ -356,7 +362,7 @@ static void test_one_leaves_and_returns(void **userdata)
     fixture_finish(f);
 }
 
-/* No rank has pushed into any bucket: their micro-batch 0 was over when rank 0 had ended it. */
+/* Like test_one_leaves_and_returns(), but rank 0 pushes nothing. Its micro-batch 0 was complete when it ended. */
 static void test_one_leaves_and_returns_to_nothing(void **userdata)
 {
     struct fixture *f = fixture_start(on_leave_continue);
@@ -373,7 +379,7 @@ static void test_one_leaves_and_returns_to_nothing(void **userdata)
     fixture_finish(f);
 }
 
-/* Rank 0 stops where rank 1 has left it, with a micro-batch that only it has ended; then both come back. */
+/* Rank 1 leaves, and rank 0 stops with a micro-batch that only rank 0 ended. Then both come back. */
 static void test_one_stops_and_all_return(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
@@ -394,7 +400,7 @@ static void test_one_stops_and_all_return(void **userdata)
     fixture_finish(f);
 }
 
-/* The rank missed nothing, so the step continues and no rank is told anything. */
+/* The rank missed nothing while it was gone, so the step continues, and no rank is refused. */
 static void test_one_leaves_and_returns_in_time(void **userdata)
 {
     struct fixture *f = fixture_start(on_leave_continue);

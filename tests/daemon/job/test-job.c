@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The job through the verbs of daemon/job/model/model.h: forming, who may attach, the step as a transaction, room for gradients,
- * time. What ranks do to it by aborting, dying and leaving is test-job-ranks.c.
+ * The job through the verbs of daemon/job/model/model.h: forming, who may attach, the step as a transaction, room for
+ * gradients, and time. test-job-ranks.c tests ranks that abort, die and leave.
  */
 
 #include <errno.h>
@@ -62,7 +62,7 @@ static void test_forming(void **userdata)
     assert_int_equal(peer_attach(b, "run"), 0);
     peer_declare(a);
     peer_ask_form(a);
-    peer_expect_silence(a); /* the other has not declared */
+    peer_expect_silence(a); /* the other rank has not declared */
     peer_declare(b);
     peer_expect_silence(a);
     peer_ask_form(b);
@@ -76,7 +76,7 @@ static void test_forming(void **userdata)
     check_access(b);
 
     peer_ready(b);
-    peer_expect_silence(b); /* for the weights of rank 0 */
+    peer_expect_silence(b); /* waits for the weights of rank 0 */
     peer_init_weights(a);
     assert_int_equal(f->job->phase, JOB_INITIALISING);
     peer_ready(a);
@@ -95,7 +95,7 @@ static void declare_one(struct peer *p, uint64_t n_elems)
     job_declare(p->fixture->job, p->rank, &(struct request_declare){.params = &decl, .n_params = 1});
 }
 
-/* Refused together, told alike, and free to declare again. */
+/* If manifests differ, all ranks are refused at the same time, and may declare again. */
 static void test_manifests_differ(void **userdata)
 {
     struct fixture *f = fixture_new(quiet);
@@ -134,16 +134,16 @@ static void test_form_refusals(void **userdata)
     job_form(f->job, a->rank, &(struct request_form){.n_params = PUPPET_PARAMS + 1});
     peer_expect_dropped(a, E_BAD_MESSAGE);
     peer_ask_form(a);
-    peer_declare(a); /* too late: noted, and said with the next answer */
+    peer_declare(a); /* too late, so the next answer reports it */
     peer_expect_silence(a);
     assert_int_equal(a->rank->process.fault.code, E_MANIFEST);
     job_report(f->job, a->rank, &(struct request_report){.code = E_DRIFTED, .detail = "another one"});
-    assert_int_equal(a->rank->process.fault.code, E_MANIFEST); /* the first stands */
+    assert_int_equal(a->rank->process.fault.code, E_MANIFEST); /* the first fault is kept */
     assert_int_equal(fixture_n_kept(f, E_DRIFTED), 1);
     fixture_free(f);
 }
 
-/* A job that does not fit is refused before anything of it is allocated. */
+/* A job that does not fit into limits.memory is refused before it allocates anything. */
 static void test_too_large(void **userdata)
 {
     struct fixture *f = fixture_new("limits: {memory: 1MiB}\n");
@@ -175,14 +175,14 @@ static void test_attach(void **userdata)
     assert_int_equal(peer_attach(&other, "run"), E_RANK_TAKEN);
     other.number = 1;
     assert_int_equal(peer_attach(&other, "another run"), E_OTHER_RUN);
-    peer_die(a); /* nothing is held that the run id was the name of */
+    peer_die(a); /* no rank is attached, so the run has ended */
     assert_int_equal(peer_attach(a, "another run"), 0);
     f->job->kept.draining = true;
     assert_int_equal(peer_attach(&other, "another run"), E_NOT_ALLOWED);
     fixture_free(f);
 }
 
-/* Another node's daemon has ended the run, and something of it is still under way here. */
+/* The run has ended because of another node's daemon, but work of it is still unfinished on this node. */
 static void test_attach_to_what_ends(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
@@ -197,14 +197,14 @@ static void test_attach_to_what_ends(void **userdata)
     f->job->kept.has_weights = false;
     f->job->run.drop_code = E_QUOTA;
     assert_int_equal(peer_attach(a, "run"), E_QUOTA);
-    f->job->phase = JOB_RESERVING; /* it is told to all who are attached, and they may declare again */
+    f->job->phase = JOB_RESERVING; /* then the refusal goes to all attached ranks, which may declare again */
     assert_int_equal(peer_attach(a, "run"), 0);
     f->job->phase = phase;
     f->job->work.n_io--;
     fixture_free(f);
 }
 
-/* If a process connects again, the new connection gets its rank; the old one is closed without a message. */
+/* If a process connects again, the new connection gets its rank. The old connection is closed without a message. */
 static void test_reconnect(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
@@ -221,7 +221,7 @@ static void test_reconnect(void **userdata)
     assert_ptr_equal(again.rank, rank);
     assert_ptr_equal(rank->peer, &again);
     assert_true(rank->kept.formed);
-    rank->peer = a; /* the test goes on with what a has mapped */
+    rank->peer = a; /* a has the mappings that the rest of the test needs */
     fixture_finish(f);
 }
 
@@ -238,7 +238,10 @@ static unsigned refused_attach(struct fixture *f, const struct job_attach *attac
     return code;
 }
 
-/* Neither what is shown of a rank nor its secret takes it from its process; what it leaves behind is its user's. */
+/*
+ * Another process cannot take the rank, neither with the incarnation that is shown nor with the secret one. After the
+ * rank's death, only its user may attach.
+ */
 static void test_thief(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
@@ -264,7 +267,7 @@ static void test_thief(void **userdata)
     fixture_finish(f);
 }
 
-/* After a resize, another user still may not attach as any of the ranks. */
+/* After a resize, another user still may not attach as any rank. */
 static void test_thief_after_resize(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
@@ -338,7 +341,10 @@ static void take_step(struct fixture *f)
         peer_expect(&f->peers[i], REPLY_STEP_DONE);
 }
 
-/* Only who wants it hears the decision, once, and the answer says the same. A skipped step has only its answer. */
+/*
+ * Only a rank that wants the decision gets it, once and with the same values as the answer. A skipped step has no
+ * decision.
+ */
 static void test_decision(void **userdata)
 {
     struct fixture *f = fixture_new(sgd);
@@ -365,7 +371,7 @@ static void test_decision(void **userdata)
     fixture_free(f);
 }
 
-/* A client of an earlier version would not know the segment. */
+/* Only a client that asks for the segment gets it, because earlier versions do not know it. */
 static void test_published_page_is_asked_for(void **userdata)
 {
     struct fixture *f = fixture_new(sgd);
@@ -385,7 +391,7 @@ static void test_published_page_is_asked_for(void **userdata)
     fixture_free(f);
 }
 
-/* SGD is simple enough to be done here. */
+/* Compares the step with SGD, which the test computes itself. */
 static void test_step(void **userdata)
 {
     struct fixture *f = fixture_new(sgd);
@@ -398,7 +404,7 @@ static void test_step(void **userdata)
     assert_int_equal(f->peers[0].at.micro_batch, 1);
     fixture_micro_batch(f);
     peer_ask_step(&f->peers[0]);
-    peer_expect_silence(&f->peers[0]); /* the other has not asked */
+    peer_expect_silence(&f->peers[0]); /* the other rank has not asked */
     assert_true(weights[0] == puppet_initial(0, 0));
     peer_ask_step(&f->peers[1]);
     for (unsigned i = 0; i < PEERS; i++) {
@@ -422,7 +428,7 @@ static void test_step(void **userdata)
     fixture_free(f);
 }
 
-/* A bucket is reduced as soon as both ranks have pushed all of it, and its slots go back. */
+/* A bucket is reduced when both ranks have pushed all of it. Its slots are then free again. */
 static void test_position(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
@@ -454,7 +460,7 @@ static void test_position(void **userdata)
             peer_push_bucket(b, other);
         }
     peer_ask_end(a);
-    peer_expect(a, REPLY_DONE); /* all of its pushes are in the sums */
+    peer_expect(a, REPLY_DONE); /* all pushes of a are in the sums */
     peer_ask_end(b);
     peer_expect(b, REPLY_DONE);
     assert_int_equal(at->micro_batch, 1);
@@ -468,7 +474,9 @@ static void test_position(void **userdata)
     fixture_free(f);
 }
 
-/* A rank that has ended its micro-batch without a bucket is waited for no longer: the others' gradients count. */
+/*
+ * A rank ends its micro-batch without a bucket. The bucket is then reduced with the gradients of the other rank only.
+ */
 static void test_bucket_of_one_rank(void **userdata)
 {
     struct fixture *f = fixture_new(sgd);
@@ -499,7 +507,7 @@ static void test_bucket_of_one_rank(void **userdata)
     fixture_free(f);
 }
 
-/* A retry is not a duplicate; a second push is, sticks to its rank only, and the first one stands. */
+/* A retry is not a duplicate. A duplicate is refused until its rank clears the fault, and the first push stays. */
 static void test_duplicate(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
@@ -511,7 +519,7 @@ static void test_duplicate(void **userdata)
         peer_push_all(&f->peers[i]);
     }
     a->sequence--;
-    peer_push(a, 0); /* the very last push once more, as after a lost connection; it was parameter 0 */
+    peer_push(a, 0); /* repeats the last push, of parameter 0, as after a lost connection */
     assert_int_equal(f->job->stats.counters.retried, 1);
     job_push(
         f->job, a->rank,
@@ -521,9 +529,9 @@ static void test_duplicate(void **userdata)
     peer_ask_end(a);
     peer_expect_refused(a, E_DUPLICATE, false);
     peer_ask_end(a);
-    peer_expect_refused(a, E_DUPLICATE, false); /* sticky */
+    peer_expect_refused(a, E_DUPLICATE, false); /* refused until it is cleared */
     peer_ask_end(b);
-    peer_expect(b, REPLY_DONE); /* the other is not touched */
+    peer_expect(b, REPLY_DONE); /* the other rank is not refused */
     job_clear_fault(f->job, a->rank);
     peer_expect(a, REPLY_DONE);
     peer_ask_end(a);
@@ -558,7 +566,7 @@ static struct fixture *start_missing(void)
     return f;
 }
 
-/* The cause of a rank's refusal depends on what the other rank does next. */
+/* The cause in a rank's refusal depends on what the other rank does next. */
 static void test_others_tell_why(void **userdata)
 {
     static const char *const causes[] = {"differs between ranks", "is missing on all 2 ranks", "one rank in one step",
@@ -569,7 +577,7 @@ static void test_others_tell_why(void **userdata)
         struct fixture *f = start_missing();
         struct peer *a = &f->peers[0], *b = &f->peers[1];
 
-        if (i == 0 || i == 3) /* then within its backward, and that is enough */
+        if (i == 0 || i == 3) /* the other rank is still in its backward */
             peer_push(b, fixture_first_param(f, fixture_bucket(f, false)));
         if (i < 2) {
             peer_ask_end(b);
@@ -577,7 +585,7 @@ static void test_others_tell_why(void **userdata)
         } else if (i == 2) {
             fixture_tick(f, 29900);
             peer_expect_silence(a);
-            fixture_tick(f, 100); /* long enough */
+            fixture_tick(f, 100); /* the limit of the wait */
         }
         peer_expect_refused(a, E_MISSING, false);
         if (!strstr(a->text, causes[i]))
@@ -586,7 +594,7 @@ static void test_others_tell_why(void **userdata)
     }
 }
 
-/* The others may do something else: then that is said. */
+/* While a refusal waits for the other rank, an abort of that rank is reported instead. */
 static void test_abort_while_others_are_awaited(void **userdata)
 {
     struct fixture *f = start_missing();
@@ -599,7 +607,7 @@ static void test_abort_while_others_are_awaited(void **userdata)
 
 /* ---- room for gradients -------------------------------------------------------------------------------- */
 
-/* Passes of one parameter, until each ticket names a slot that only the other rank could empty. */
+/* Pushes one parameter in many passes, until each ticket has a slot that is free only after the other rank's push. */
 static void use_up_tickets(struct peer *p, uint32_t param)
 {
     peer_begin(p);
@@ -620,7 +628,7 @@ static struct fixture *start_accumulating(void)
     return f;
 }
 
-/* E1401 is sticky, and the step can be begun again. */
+/* E1401 repeats until it is cleared, and the step can begin again. */
 static void give_up(struct fixture *f)
 {
     struct peer *a = &f->peers[0];
@@ -652,7 +660,7 @@ static void test_tickets_used_up(void **userdata)
     give_up(f);
 }
 
-/* Full slots may become free soon, when the others follow: a rank waits for that, but not forever. */
+/* A full slot may be free soon, after another rank's push. A rank waits for that, but only for a limited time. */
 static void test_tickets_used_up_by_full_slots(void **userdata)
 {
     struct fixture *f = start_accumulating();
@@ -672,7 +680,7 @@ static void test_tickets_used_up_by_full_slots(void **userdata)
     give_up(f);
 }
 
-/* Waiting in vain makes it short, until a slot comes back in time. */
+/* After a wait in vain, the next waits are short, until a slot is free in time. */
 static void test_little_patience(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
@@ -680,7 +688,7 @@ static void test_little_patience(void **userdata)
     uint32_t bucket = fixture_bucket(f, false);
 
     (void)userdata;
-    for (unsigned i = 0; i < 3; i++) { /* micro-batches: in vain, in vain but short, in time */
+    for (unsigned i = 0; i < 3; i++) { /* micro-batches: waits in vain, briefly in vain, successfully */
         peer_begin(a);
         peer_begin(b);
         peer_push_bucket(a, bucket);
@@ -704,7 +712,10 @@ static void test_little_patience(void **userdata)
     fixture_free(f);
 }
 
-/* Where the other has pushed what this rank has not, it may wait for just that: no patience then. */
+/*
+ * If the other rank has pushed what this rank has not, that rank may wait for this one. Then this rank does not wait
+ * for a slot.
+ */
 static void test_others_come_another_way(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
@@ -722,7 +733,7 @@ static void test_others_come_another_way(void **userdata)
     fixture_free(f);
 }
 
-/* The other rank follows: its gradient empties a slot, and the client is told to look again. */
+/* The other rank's gradient empties a slot, and the client is told to look again. */
 static void test_room_comes_back(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
@@ -741,7 +752,7 @@ static void test_room_comes_back(void **userdata)
     fixture_free(f);
 }
 
-/* With tickets left, and nothing that could come back, there is memory beside the ring; a push may use it. */
+/* With tickets left, and no slot that could become free, a push may use the overflow memory. */
 static void test_overflow(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
@@ -776,7 +787,7 @@ static void test_overflow(void **userdata)
     fixture_finish(f);
 }
 
-/* A place that was never granted, a ticket that is out of range, a slot that is another bucket's. */
+/* A place that was not granted, a ticket out of range, and a slot of another bucket. */
 static void test_bad_places(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
@@ -811,7 +822,7 @@ static void test_bad_places(void **userdata)
 
 /* ---- several pushes in one request --------------------------------------------------------------------- */
 
-/* Pushes into the first slot of a bucket of several parameters: its first one, and then others. */
+/* Return: a request that pushes the first parameter of a bucket of several, and the others, into one slot. */
 static struct request several(struct peer *p, const uint32_t *others, size_t n_others)
 {
     uint32_t ticket = p->next_ticket % p->n_tickets;
@@ -851,14 +862,14 @@ static void test_several(void **userdata)
     assert_int_equal(f->job->kept.n_admitted, before + 2);
     assert_int_equal(f->job->ledger.ranks[0].last_sequence, request.pushes.first.sequence + 1);
     assert_int_equal(ledger_entry(&f->job->ledger, 0, f->job->layout->params[second].first_part)->n_pushed, 1);
-    /* Once more: nothing is admitted twice. */
+    /* A repeated request admits no push twice. */
     request_serve(f->job, a->rank, &request);
     assert_int_equal(f->job->kept.n_admitted, before + 2);
     assert_int_equal(f->job->stats.counters.retried, 2);
     fixture_free(f);
 }
 
-/* The connection is closed at one of another bucket: those behind it do not count. */
+/* A push of another bucket closes the connection. The pushes behind it do not count. */
 static void test_several_end_early(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
@@ -875,7 +886,7 @@ static void test_several_end_early(void **userdata)
     fixture_free(f);
 }
 
-/* One of them aborts the step: those behind it are of the attempt that is over. */
+/* One of the pushes aborts the step. The pushes behind it belong to the aborted attempt. */
 static void test_several_with_an_abort(void **userdata)
 {
     struct fixture *f = fixture_new(quiet);
@@ -915,7 +926,7 @@ static void test_stall(void **userdata)
     assert_int_equal(fixture_n_kept(f, E_STALLED), 0);
     fixture_tick(f, 1);
     assert_int_equal(fixture_n_kept(f, E_STALLED), 1);
-    fixture_tick(f, 4999); /* said again, but more and more seldom */
+    fixture_tick(f, 4999); /* repeated, but less and less often */
     assert_int_equal(fixture_n_kept(f, E_STALLED), 1);
     fixture_tick(f, 1);
     assert_int_equal(fixture_n_kept(f, E_STALLED), 2);
@@ -931,7 +942,7 @@ static void test_stall(void **userdata)
     fixture_finish(f);
 }
 
-/* Before there are weights there is nothing to abort: who waits is told, and may declare again. */
+/* Before there are weights, there is no step to abort. The waiting rank is refused, and may declare again. */
 static void test_stall_while_forming(void **userdata)
 {
     struct fixture *f = fixture_new("diagnostics: {stall_warning: 0, stall_timeout: 10s}\n");
@@ -952,7 +963,7 @@ static void test_stall_while_forming(void **userdata)
 
 /* ---- small things -------------------------------------------------------------------------------------- */
 
-/* A client that interns without end is refused, and sticks to what it holds. */
+/* A client that interns too many strings is refused, and keeps those that it has. */
 static void test_intern_limit(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
@@ -986,7 +997,7 @@ static void test_read_state(void **userdata)
     assert_ptr_not_equal(values, MAP_FAILED);
     assert_memory_equal(values, state_weights(f->job->state, 0, 0), 50 * 16 * sizeof(float));
     munmap(values, 50 * 16 * sizeof(float));
-    /* A question that has no answer is refused, and nothing sticks. */
+    /* A question that cannot be answered is refused, and leaves no fault. */
     job_read_state(f->job, a->rank, &(struct request_read_state){.param = PUPPET_PARAMS, .kind = WIRE_STATE_MASTER});
     peer_expect_refused(a, E_BAD_MESSAGE, false);
     job_read_state(f->job, a->rank, &(struct request_read_state){.param = 8, .kind = WIRE_STATE_EXP_AVG});
@@ -994,7 +1005,7 @@ static void test_read_state(void **userdata)
     fixture_finish(f);
 }
 
-/* The client's evidence is in the text of that step and attempt, and in no other. */
+/* The client's evidence is used in the refusal of its step and attempt, and in no other. */
 static void test_evidence(void **userdata)
 {
     static const uint32_t ids[] = {1, 2};
@@ -1010,7 +1021,7 @@ static void test_evidence(void **userdata)
     (void)userdata;
     fixture_form(f, "run");
     evidence.attempt++;
-    job_evidence(f->job, a->rank, &evidence); /* of an attempt that is not the open one */
+    job_evidence(f->job, a->rank, &evidence); /* not the open attempt */
     assert_false(a->rank->step.evidence.present);
     evidence.attempt--;
     evidence.exception = "MemoryError: first";
@@ -1034,7 +1045,7 @@ static void test_evidence(void **userdata)
 
     evidence.attempt = a->at.attempt;
     job_evidence(f->job, a->rank, &evidence);
-    fixture_steps(f, 1, FIXTURE_MICRO); /* nothing was missing after all */
+    fixture_steps(f, 1, FIXTURE_MICRO); /* no gradient is missing this time */
     assert_false(a->rank->step.evidence.present);
     evidence.step++;
     job_evidence(f->job, a->rank, &evidence);
@@ -1059,7 +1070,7 @@ static void test_evidence_of_nothing(void **userdata)
     fixture_free(f);
 }
 
-/* A successor's counters begin anew, those of an aborted attempt are not the step's. */
+/* A successor's counters start at 0. Counters of an aborted attempt do not count for the step. */
 static void test_counters_of_backwards(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);

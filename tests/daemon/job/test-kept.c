@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The diagnostics that are kept, and how many of them reach the log. */
+/* Which diagnostics are kept, and how many of them reach the log. */
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -65,7 +65,7 @@ static void test_log_of_a_loop(void **state)
 
     (void)state;
     diagnostic_log_put(&log, of_rank, 5000);
-    assert_true(diagnostic_log_until_ms(&log) == UINT64_MAX); /* none is held */
+    assert_true(diagnostic_log_until_ms(&log) == UINT64_MAX); /* none is delayed */
     for (unsigned i = 1; i < 100; i++)
         diagnostic_log_put(&log, of_rank, 5000);
     diagnostic_log_put(&log, of_stranger, 5000);
@@ -84,7 +84,7 @@ static void test_log_of_a_loop(void **state)
     diagnostic_unref(of_stranger);
 }
 
-/* More kinds than places: the oldest makes room. */
+/* When there are more kinds than places, the oldest is dropped. */
 static void test_log_of_many_kinds(void **state)
 {
     struct diagnostic_log log = {0};

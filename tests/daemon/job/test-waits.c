@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Each moment that a rank waits is counted once, at its request and for what it waits, and for the rank that is
- * awaited. */
+/*
+ * Each moment of a rank's wait counts once, for the request that waits and for what it waits for. It also counts for
+ * the rank that is awaited.
+ */
 
 #include "daemon/job/model/waits.h"
 
@@ -22,7 +24,7 @@ static void pass(struct fixture *f, unsigned ms)
     f->now_ns += ms * UINT64_C(1000000);
 }
 
-/* Milliseconds of one sort. */
+/* Return: how many milliseconds the rank has waited in this request for this. */
 static uint64_t waited(struct fixture *f, unsigned rank, enum job_wait kind, enum wait_for what)
 {
     waits_look(f->job, f->now_ns);
@@ -35,7 +37,7 @@ static uint64_t behind(struct fixture *f, unsigned rank)
     return f->job->ranks[rank].waits.behind_total_ns / 1000000;
 }
 
-/* All milliseconds that the rank has waited in training. */
+/* Return: all milliseconds that the rank has waited in training. */
 static uint64_t waited_at_all(struct fixture *f, unsigned rank)
 {
     uint64_t ms = 0;
@@ -62,7 +64,7 @@ static void push(struct peer *p)
     peer_push_all(p);
 }
 
-/* Whoever loads data slowly: the other waits at the end of each micro-batch, and never in the step. */
+/* One rank loads data slowly. The other waits at the end of each micro-batch, and not in the step. */
 static void test_boundary(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
@@ -89,7 +91,7 @@ static void test_boundary(void **userdata)
     fixture_free(f);
 }
 
-/* The time in which zerod adds up what both have pushed is no rank's. */
+/* The time in which zerod adds up gradients that both ranks have pushed counts as the daemon's, and for no rank. */
 static void test_work(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
@@ -99,14 +101,14 @@ static void test_work(void **userdata)
     push(a);
     peer_ask_end(a);
     pass(f, 10);
-    push(b); /* its last gradient: the sums begin */
+    push(b); /* its last gradient, so the sums begin */
     fixture_tick(f, 0);
     pass(f, 40);
     peer_expect(a, REPLY_DONE);
     assert_int_equal(waited(f, 0, WAIT_END, WAIT_FOR_RANKS), 10);
     assert_int_equal(waited(f, 0, WAIT_END, WAIT_FOR_DAEMON), 40);
     assert_int_equal(behind(f, 1), 10);
-    pass(f, 5); /* behind its last gradient, where nobody needs it yet */
+    pass(f, 5); /* after its last gradient, when no rank needs it */
     peer_ask_end(b);
     peer_expect(b, REPLY_DONE);
     assert_int_equal(behind(f, 1), 10);
@@ -120,7 +122,7 @@ static void test_work(void **userdata)
     fixture_free(f);
 }
 
-/* And a wait counts while it goes on: a rank that hangs is seen before it has come. */
+/* A wait counts while it lasts, so a rank that hangs is seen before it arrives. */
 static void test_step(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
@@ -148,7 +150,7 @@ static void test_step(void **userdata)
     fixture_free(f);
 }
 
-/* A rank that is gone, and whose successor does not come, is awaited as well; one that has left is not. */
+/* A dead rank without a successor is awaited as well. A rank that has left is not. */
 static void test_lost(void **userdata)
 {
     struct fixture *f = fixture_start("diagnostics: {stall_warning: 0, stall_timeout: 0, on_leave: continue}\n");
@@ -177,7 +179,7 @@ static void test_lost(void **userdata)
     fixture_free(f);
 }
 
-/* The ring is full because the other has not pushed. */
+/* The ring is full because the other rank has not pushed. */
 static void test_room(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
@@ -198,7 +200,7 @@ static void test_room(void **userdata)
     fixture_free(f);
 }
 
-/* What a rank reads or writes costs the others time, of which it is not guilty while zerod works for it. */
+/* While zerod serves a rank's read or write, the others wait. That time does not count as the rank's. */
 static void test_served(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
@@ -223,7 +225,7 @@ static void test_served(void **userdata)
     assert_int_equal(waited(f, 0, WAIT_END, WAIT_FOR_RANKS), 7);
     assert_int_equal(waited(f, 0, WAIT_END, WAIT_FOR_DAEMON), 50);
     assert_int_equal(behind(f, 1), 7);
-    assert_int_equal(own_ns[PHASE_FORWARD] - forward_ns, 7000000); /* and none of it is its own time */
+    assert_int_equal(own_ns[PHASE_FORWARD] - forward_ns, 7000000); /* without the 50 ms */
     fixture_free(f);
 }
 
@@ -249,7 +251,7 @@ static void test_window(void **userdata)
     fixture_free(f);
 }
 
-/* A rank that comes late to the job is no slow rank. */
+/* A rank that attaches late does not count as slow. */
 static void test_forming(void **userdata)
 {
     struct fixture *f = fixture_new(quiet);
@@ -271,7 +273,7 @@ static void test_forming(void **userdata)
     fixture_free(f);
 }
 
-/* A rank that has heard the decision computes, though its answer is still owed. */
+/* A rank that has the decision computes, so it does not wait, although its answer is still to come. */
 static void test_overlap(void **userdata)
 {
     struct fixture *f = fixture_new(quiet);

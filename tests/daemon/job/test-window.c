@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Write windows in which state is written: what rank 0 wrote becomes state when the window is committed, all of it or
- * nothing. Forgotten, aborted, or left by a dead rank 0 at any moment, it leaves every bit as it was, and the memory
- * that it took.
+ * Write windows in which state is written. When the window is committed, all that rank 0 wrote becomes state, or
+ * nothing. If the window is forgotten or aborted, or rank 0 dies, no bit changes, and the window's memory is freed.
  */
 
 #include <stdio.h>
@@ -20,7 +19,7 @@
 #include "tests/group.h"
 
 static const char quiet[] = FIXTURE_QUIET;
-enum { EMPTY = 5, BIG = 7, FROZEN = 8, HALF = 9 }; /* of puppet_model */
+enum { EMPTY = 5, BIG = 7, FROZEN = 8, HALF = 9 }; /* parameters of puppet_model */
 
 static void ask_window(struct fixture *f)
 {
@@ -54,7 +53,7 @@ static float value_of(uint32_t param, enum wire_state_kind kind, uint64_t elem)
     return puppet_initial(1000 + 10 * param + kind, elem) + 1.0f;
 }
 
-/* Fills the place that the client was given. */
+/* Fills the memory that the daemon gave the client for an array. */
 static void fill(struct peer *p, uint32_t param, enum wire_state_kind kind)
 {
     uint64_t n = puppet_elems(&puppet_model[param]);
@@ -115,10 +114,10 @@ static void test_commit(void **userdata)
     write_array(a, HALF, WIRE_STATE_MASTER);
     write_count(a, HALF, 41);
     write_count(a, EMPTY, 3);
-    ask(a, EMPTY, WIRE_STATE_MASTER, 0); /* has no elements: there is nothing to fill */
+    ask(a, EMPTY, WIRE_STATE_MASTER, 0); /* no elements, so there is no memory to fill */
     peer_expect(a, REPLY_STATE_IS);
     assert_int_equal(a->reply.state_is.n_segments, 0);
-    ask(b, BIG, WIRE_STATE_EXP_AVG, 0); /* another rank's is dropped */
+    ask(b, BIG, WIRE_STATE_EXP_AVG, 0); /* other ranks' writes are dropped */
     peer_expect(b, REPLY_STATE_IS);
     assert_int_equal(b->reply.state_is.n_segments, 0);
     write_count(b, HALF, 99);
@@ -140,7 +139,7 @@ static void test_commit(void **userdata)
     assert_int_equal(count_of(f, BIG), 1);
     assert_int_equal(f->job->memory.quota.used, used);
 
-    /* The next window has nothing of it: ended, it changes nothing. */
+    /* The next window has none of these values, so its end changes nothing. */
     now = fixture_bits(f);
     open_window(f);
     end_window(f, false);
@@ -150,7 +149,9 @@ static void test_commit(void **userdata)
     fixture_free(f);
 }
 
-/* Asked for again, the place is the same, and its last values count. What the window shows does not outweigh a master.
+/*
+ * A second request for an array returns the same place, and the last values count. A written master counts more than
+ * the weights in the window.
  */
 static void test_last_write_counts(void **userdata)
 {
@@ -223,7 +224,10 @@ static void test_abort(void **userdata)
     fixture_finish(f);
 }
 
-/* While pages are being reserved: rank 0 is told, and the window goes when they are there. */
+/*
+ * The step is aborted while pages are being reserved. Rank 0 is told at once, and the window ends when the pages are
+ * there.
+ */
 static void test_abort_while_it_waits(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
@@ -238,7 +242,7 @@ static void test_abort_while_it_waits(void **userdata)
     peer_expect(b, REPLY_DONE);
     peer_see_abort(b);
     peer_expect_abort(a, "changed my mind");
-    ask_window(f); /* the next one opens when the first has gone */
+    ask_window(f); /* the next window opens after the first has ended */
     for (unsigned i = 0; i < PEERS; i++)
         peer_expect(&f->peers[i], REPLY_DONE);
     end_window(f, false);
@@ -246,7 +250,10 @@ static void test_abort_while_it_waits(void **userdata)
     fixture_finish(f);
 }
 
-/* Between two writes, or while it waits for pages: its successor begins with nothing, and can do it again. */
+/*
+ * Rank 0 dies between two writes, or while it waits for pages. Its successor starts with an empty window and can write
+ * again.
+ */
 static void die_in_window(bool waiting)
 {
     struct fixture *f = fixture_start(quiet);
@@ -260,7 +267,7 @@ static void die_in_window(bool waiting)
     job_write_end(f->job, b->rank, &(struct request_write_end){.forget = false});
     peer_die(a);
     peer_return(a, "run");
-    ask(a, HALF, WIRE_STATE_EXP_AVG, 0); /* not before it has begun */
+    ask(a, HALF, WIRE_STATE_EXP_AVG, 0); /* refused before WriteBegin */
     peer_expect_refused(a, E_EARLY, false);
     job_clear_fault(f->job, a->rank);
     peer_expect(a, REPLY_DONE);
@@ -283,8 +290,10 @@ static void test_rank_0_dies(void **userdata)
     die_in_window(true);
 }
 
-/* A rank leaves before the window is opened, comes back while the window gets the present weights, and begins to
- * write. */
+/*
+ * A rank leaves before the window is opened and comes back while the window is filled with the weights. The rank must
+ * not write yet.
+ */
 static void test_back_in_the_middle(void **userdata)
 {
     struct fixture *f = fixture_start("diagnostics: {on_leave: continue}\n");
@@ -310,12 +319,12 @@ static void expect_refusal(struct peer *p, unsigned code, const char *part)
     if (!strstr(p->text, part))
         fail_msg("\"%s\" is not in:\n%s", part, p->text);
     job_write_end(p->fixture->job, p->rank, &(struct request_write_end){.forget = false});
-    peer_expect_refused(p, code, false); /* it sticks: half of it is not committed by mistake */
+    peer_expect_refused(p, code, false); /* repeated, so that no half of the writes is committed */
     job_clear_fault(p->fixture->job, p->rank);
     peer_expect(p, REPLY_DONE);
 }
 
-/* All ranks are judged alike. */
+/* All ranks get the same refusals. */
 static void test_refusals(void **userdata)
 {
     struct fixture *f = fixture_start("diagnostics: {stall_warning: 0, stall_timeout: 0}\n"
@@ -346,7 +355,7 @@ static void test_refusals(void **userdata)
     fixture_free(f);
 }
 
-/* limits.memory: what fits is written all the same, and released with the window. */
+/* With limits.memory, an array that fits is written, and its memory is released with the window. */
 static void test_over_quota(void **userdata)
 {
     struct fixture *f = fixture_start(quiet);
@@ -357,14 +366,14 @@ static void test_over_quota(void **userdata)
     open_window(f);
     write_array(a, HALF, WIRE_STATE_EXP_AVG);
     f->job->memory.quota.limit = f->job->memory.quota.used + 4096;
-    ask(a, BIG, WIRE_STATE_EXP_AVG, 0); /* 12,932 bytes */
+    ask(a, BIG, WIRE_STATE_EXP_AVG, 0); /* needs 12,932 bytes */
     expect_refusal(a, E_QUOTA, "raise limits.memory, or write the state in several windows");
-    write_array(a, 2, WIRE_STATE_EXP_AVG); /* one page */
+    write_array(a, 2, WIRE_STATE_EXP_AVG); /* needs one page */
     end_window(f, false);
     assert_array(f, HALF, WIRE_STATE_EXP_AVG);
     assert_array(f, 2, WIRE_STATE_EXP_AVG);
     assert_int_equal(f->job->memory.quota.used, used);
-    f->job->memory.quota.limit = used + 4096; /* not even the window itself */
+    f->job->memory.quota.limit = used + 4096; /* too little for a window */
     ask_window(f);
     for (unsigned i = 0; i < PEERS; i++)
         peer_expect_refused(&f->peers[i], E_QUOTA, false);

@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The leader and nodes that report as nodes.c and collect.c do, without any bytes: whole steps under 40 seeds
- * (400 in full), each with an order of its own in which messages are heard, engines break and steps are aborted. What
- * must hold whatever the order: a contribution is in exactly one sum of the attempt that is committed, on every node,
- * and in the order of micro-batches and passes; of a parcel one exchange is under way at a time, and of all of them no
- * more than a node has room for; all nodes save the same step, between its commit and the next decision; a node that is
- * told to stop may when all have ended what was decided; nobody is complained about; it ends.
+ * The leader with simulated nodes, which report as nodes.c and collect.c do, but move no bytes. Runs whole steps under
+ * 40 seeds (400 with --full). Each seed has its own order in which messages arrive, engines break and steps are
+ * aborted. In any order, these rules must hold:
+ * - In the committed attempt, each contribution is in exactly one sum, on every node, in the order of micro-batches and
+ * passes.
+ * - A parcel has at most one exchange at a time, and all parcels together have at most as many as a node has room for.
+ * - All nodes save the same step, between its commit and the next decision.
+ * - A node that is told to stop may stop when all nodes have ended what was decided.
+ * - The leader never complains about a node, and the run ends.
  */
 
 #include <inttypes.h>
@@ -32,7 +35,7 @@ enum {
     MICRO_BATCHES = 3,
     PASSES = 3,
     STEPS = 4,
-    MAX_QUEUED = 16384, /* messages of one direction; more than a run has */
+    MAX_QUEUED = 16384, /* messages in one direction; more than in any run */
     MAX_MOTIONS = 64,
     MAX_TAGS = 16384,
     MAX_SUMS = MICRO_BATCHES * PASSES,
@@ -49,7 +52,7 @@ struct queue {
     size_t first, n;
 };
 
-/* A micro-batch, and a pass of a parcel in it. */
+/* A micro-batch, and a parcel's pass in it. */
 struct position {
     uint32_t micro_batch, pass;
 };
@@ -71,7 +74,7 @@ struct sum {
 struct parcel {
     struct position cursor;
     bool kept, awaited;
-    struct sum sums[MAX_SUMS]; /* what was added, in order */
+    struct sum sums[MAX_SUMS]; /* the added contributions, in order */
     unsigned n_sums;
 };
 
@@ -84,11 +87,11 @@ struct node {
     uint32_t attempt, next_attempt, generation;
     bool started, connected, trains, updating;
     bool said_request, fetching, withdraws;
-    uint64_t saves; /* the token of what it saves; 0: nothing */
-    bool publishes; /* node 0: all have saved */
+    uint64_t saves; /* the token of the save in progress, or 0 */
+    bool publishes; /* node 0: whether all nodes have saved */
     bool is_told, others_stop, said_end, may_stop;
-    uint32_t n_micro_batches;                     /* of this step and attempt */
-    uint8_t plan[PARCELS][MICRO_BATCHES][PASSES]; /* which parts it has, as bits; 0: nothing, nor later passes */
+    uint32_t n_micro_batches;                     /* in this step and attempt */
+    uint8_t plan[PARCELS][MICRO_BATCHES][PASSES]; /* a bit for each part to push; 0: none in this pass and later ones */
     struct parcel parcels[PARCELS];
     struct motion motions[MAX_MOTIONS];
 };
@@ -97,15 +100,14 @@ struct model {
     struct leader *leader;
     struct layout *layout;
     unsigned n, stage;
-    bool uneven; /* nodes end different numbers of micro-batches; then none asks for the norm, which would wait for more
-                  */
+    bool uneven; /* nodes end different numbers of micro-batches; then none asks for the norm */
     struct node nodes[MAX_NODES];
     uint64_t seed, n_random;
-    unsigned n_breaks, n_aborts, n_fetches, n_norms, n_withdrawals, n_saves, n_stops; /* still to come */
-    uint64_t last_token, saved_step; /* of the save that was said last */
-    bool was_full;                   /* as many parcels as can be were under way */
+    unsigned n_breaks, n_aborts, n_fetches, n_norms, n_withdrawals, n_saves, n_stops; /* how many may still happen */
+    uint64_t last_token, saved_step; /* saved_step is the step of the last SAVE */
+    bool was_full;                   /* whether NODE_MAX_MOVING parcels were moving */
     uint64_t open_tags[PARCELS];
-    uint32_t given[MAX_TAGS][MAX_NODES]; /* generations in which engines were last given the order of a tag */
+    uint32_t given[MAX_TAGS][MAX_NODES]; /* the generation in which each engine last got the order with this tag */
 };
 
 static uint64_t draw(struct model *m, uint64_t n)
@@ -144,7 +146,7 @@ static void report(struct model *m, struct node *node, struct node_message messa
     append(m, &node->out, &message);
 }
 
-/* One exchange of a parcel at a time, however often it is said. */
+/* Asserts that a parcel has at most one exchange at a time. The same exchange may be sent again. */
 static void check_said(struct model *m, const struct node_message *message)
 {
     uint64_t *open = message->parcel < PARCELS ? &m->open_tags[message->parcel] : NULL;
@@ -156,7 +158,7 @@ static void check_said(struct model *m, const struct node_message *message)
         assert_true(*open == message->tag);
         *open = 0;
     } else if (message->kind == NODE_ABORTED) {
-        assert_string_equal(message->text, ""); /* that a node asked for it, and no other reason */
+        assert_string_equal(message->text, ""); /* a node asked for the abort; there is no other reason */
         memset(m->open_tags, 0, sizeof(m->open_tags));
     } else if (message->kind == NODE_SAVE) {
         m->saved_step = message->step;
@@ -189,7 +191,7 @@ static bool on_judge(void *userdata, const struct leader_merged *merged, struct 
     (void)hold;
     struct model *m = userdata;
 
-    assert_true(exact_sum_round(&merged->squares) == m->n); /* each has said 1, and none of an older attempt */
+    assert_true(exact_sum_round(&merged->squares) == m->n); /* each node's sum is 1, so none is missing or older */
     verdict->apply = draw(m, 4) > 0;
     return draw(m, 8) > 0;
 }
@@ -208,7 +210,7 @@ static uint32_t n_parts(const struct model *m, unsigned p)
     return m->layout->parcels[p].n_parts;
 }
 
-/* Plans the pushes of the node's ranks; each attempt has other ones. */
+/* Plans the pushes of the node's ranks, with different pushes in each attempt. */
 static void begin_attempt(struct model *m, struct node *node)
 {
     node->state = TRAINING;
@@ -227,7 +229,7 @@ static uint8_t planned(const struct node *node, unsigned p, struct position at)
     return at.micro_batch < node->n_micro_batches && at.pass < PASSES ? node->plan[p][at.micro_batch][at.pass] : 0;
 }
 
-/* Its piece is a bit of the masks, as each node has one. */
+/* Sets the node's bit in the masks of these parts. Each node has one piece, so it has one bit. */
 static void fill_masks(const struct model *m, unsigned p, uint8_t parts, uint64_t bit, uint64_t *masks)
 {
     for (uint32_t k = 0; k < n_parts(m, p); k++)
@@ -250,7 +252,7 @@ static void say_ready(struct model *m, struct node *node, unsigned p)
                                  .n_numbers = parts == (1 << n_parts(m, p)) - 1 ? 0 : n_parts(m, p)});
 }
 
-/* As collect_parcel(). Return: whether there was anything to report. */
+/* Does what collect_parcel() does. Return: whether there was anything to report. */
 static bool collect(struct model *m, struct node *node, unsigned p)
 {
     struct parcel *parcel = &node->parcels[p];
@@ -273,7 +275,10 @@ static bool collect(struct model *m, struct node *node, unsigned p)
     return true;
 }
 
-/* Has everything been summed on this node? Then its ranks may ask; what is in staging may still be on its way. */
+/*
+ * Return: whether everything was summed on this node, so its ranks may ask for the step. Staged sums may still be
+ * moving.
+ */
 static bool has_collected(const struct node *node)
 {
     for (unsigned p = 0; p < PARCELS; p++) {
@@ -331,7 +336,7 @@ static struct motion *add_motion(struct model *m, struct node *node, const struc
     return motion;
 }
 
-/* A moving parcel needs a slot from here until it is added. */
+/* Asserts that there are slots enough for all parcels that are moving and not yet added. */
 static void check_room(struct model *m, const struct node *node)
 {
     unsigned n = 0;
@@ -354,12 +359,12 @@ static void hear_exchange(struct model *m, struct node *node, const struct node_
         motion->masks[k] = message->n_numbers ? message->numbers[k] : (UINT64_C(1) << m->n) - 1;
         takes_part |= (motion->masks[k] & bit) != 0;
     }
-    if (takes_part && !motion->serves) /* it has it, where it is to be sent from */
+    if (takes_part && !motion->serves) /* then the node still has its contribution to send */
         assert_true(parcel->kept && parcel->cursor.micro_batch == motion->at.micro_batch &&
                     parcel->cursor.pass == motion->at.pass);
 }
 
-/* All engines of the generation have been given the order: bytes arrive. */
+/* Return: whether all engines of the generation got the order, so that its bytes arrive. */
 static bool is_everywhere(const struct model *m, const struct node *node, uint64_t tag)
 {
     for (unsigned i = 0; i < m->n; i++)
@@ -378,7 +383,7 @@ static void add_sum(struct node *node, const struct motion *motion)
     memcpy(sum->masks, motion->masks, sizeof(sum->masks));
 }
 
-/* First the bytes arrive, for which the engines are needed, then they are added, for which they are not. */
+/* Moves the bytes, for which engines are needed, or adds bytes that have arrived, for which they are not. */
 static bool progress(struct model *m, struct node *node, struct motion *motion)
 {
     bool void_now = motion->attempt != node->attempt || node->state == ABORTING;
@@ -430,7 +435,7 @@ static void hear_engine(struct node *node, const struct node_message *message)
     drop_motions(node);
 }
 
-/* Its sums are those of all contributions, once each, in order. */
+/* Asserts that the node's sums have all contributions, each once, in order. */
 static void check_sums(const struct model *m, const struct node *node)
 {
     for (unsigned p = 0; p < PARCELS; p++) {
@@ -455,7 +460,7 @@ static void check_sums(const struct model *m, const struct node *node)
     }
 }
 
-/* Node 0 counts on it from now on, whether the engine is there or not. */
+/* Notes that node 0 expects this exchange from now on, with an engine or without. */
 static void await(struct node *node, const struct node_message *message)
 {
     struct parcel *parcel = &node->parcels[message->parcel];
@@ -464,7 +469,7 @@ static void await(struct node *node, const struct node_message *message)
         parcel->awaited = true;
 }
 
-/* Parcels that are in a sum already are announced again unchanged; the others may get other gradients. */
+/* Parcels that an exchange already uses are kept. Other kept parcels are reported ready again, or get new gradients. */
 static void hear_withdrawn(struct model *m, struct node *node, const struct node_message *message)
 {
     if (message->node != (uint32_t)(node - m->nodes))
@@ -512,7 +517,7 @@ static void hear_serve(struct model *m, struct node *node, const struct node_mes
     motion->fetches = message->node == (unsigned)(node - m->nodes) && node->fetching;
 }
 
-/* A step that is committed, but for what the node still does, and of which nobody has decided the next one. */
+/* Begins to save. The node must have decided on no later step; it may still be committing this one. */
 static void hear_save(struct model *m, struct node *node, const struct node_message *message)
 {
     assert_int_equal(message->step, m->saved_step);
@@ -534,7 +539,7 @@ static void tell_leader(struct model *m, struct node *node)
     struct mail *mail = take(&node->out);
     struct exact_sum one;
 
-    if (mail->message.kind == NODE_SUM) { /* its bytes are those that all say */
+    if (mail->message.kind == NODE_SUM) { /* the queue did not copy its bytes */
         exact_sum_reset(&one);
         exact_sum_add(&one, 1);
         exact_sum_carry(&one);
@@ -543,7 +548,7 @@ static void tell_leader(struct model *m, struct node *node)
     leader_hear(m->leader, (unsigned)(node - m->nodes), &mail->message);
 }
 
-/* Its daemon has stopped, its engine too. What it had said is heard, and the next daemon goes on from there. */
+/* The node's daemon has stopped, with its engine. All its reports arrive, and the next daemon continues. */
 static void come_back(struct model *m, struct node *node)
 {
     node->is_told = node->may_stop = node->said_end = false;
@@ -555,7 +560,7 @@ static void come_back(struct model *m, struct node *node)
     leader_reconnect(m->leader);
 }
 
-/* Nothing that was decided is under way on any node. */
+/* Asserts that no node still works on anything that was decided. */
 static void hear_may_stop(struct model *m, struct node *node, const struct node_message *message)
 {
     for (unsigned i = 0; i < m->n; i++)
@@ -600,7 +605,7 @@ static void hear_step(struct model *m, struct node *node, const struct node_mess
         assert_int_equal(node->state, DECIDED);
         node->state = COMMITTING; /* weights that are gathered are copied again */
         break;
-    case NODE_ABORTED: /* by others that are through with the commit, or with an abort before it */
+    case NODE_ABORTED: /* sent by nodes that have ended the commit, or an earlier abort */
         assert_int_not_equal(node->state, DECIDED);
         if (node->state == TRAINING)
             node->state = ABORTING;
@@ -688,7 +693,7 @@ static bool finish_abort(struct model *m, struct node *node)
     return true;
 }
 
-/* Engines of a generation meet when all are started. */
+/* An engine connects when all engines of its generation are started. */
 static bool connect_engine(struct model *m, struct node *node)
 {
     uint64_t tags[ARRAY_SIZE(((struct mail *)NULL)->numbers)];
@@ -715,7 +720,7 @@ static bool break_engine(struct model *m, struct node *node)
         return false;
     m->n_breaks--;
     if (draw(m, 3) == 0) {
-        leader_reconnect(m->leader); /* who obeys drops what it has under way */
+        leader_reconnect(m->leader); /* nodes drop their unfinished motions */
         return true;
     }
     node->started = node->connected = false;
@@ -767,7 +772,7 @@ static bool want_save(struct model *m, struct node *node)
     return true;
 }
 
-/* What it owns, or, node 0, the whole; said once more it is ignored. */
+/* Reports that the node has saved its part, or node 0 all parts. The leader must ignore a second report. */
 static bool finish_save(struct model *m, struct node *node)
 {
     if (!node->saves || draw(m, 4))
@@ -788,7 +793,7 @@ static bool all_steps_are_taken(const struct model *m)
     return true;
 }
 
-/* Node 0 at the end, because nothing is decided after that; another node at any time, and its next daemon goes on. */
+/* Tells node 0 to stop at the end, because nothing is decided after that. Other nodes stop at any time, and return. */
 static bool tell_to_stop(struct model *m, struct node *node)
 {
     bool is_time = node == m->nodes ? all_steps_are_taken(m) : node->trains && m->n_stops > 0 && draw(m, 256) == 0;
@@ -870,12 +875,12 @@ static bool act(struct model *m, struct node *node, unsigned number)
     }
 }
 
-/* Something that can happen now, anything. Return: false when there is nothing. */
+/* Lets one random event happen. Return: false if none is possible. */
 static bool happen(struct model *m)
 {
     unsigned n = m->n * ACTS, first = (unsigned)draw(m, n);
 
-    if (draw(m, 4) == 0) /* acts are many, messages two: else those would hardly come */
+    if (draw(m, 4) == 0) /* there are many acts and two queues, so messages get a better chance */
         first = (unsigned)(draw(m, m->n) * ACTS + draw(m, 2));
     for (unsigned i = 0; i < n; i++) {
         unsigned k = (first + i) % n;
@@ -888,7 +893,7 @@ static bool happen(struct model *m)
 
 /* ---- a run --------------------------------------------------------------------------------------------- */
 
-/* Parcels of one part but the first, which has two. */
+/* Parcel 0 has two parts, all others have one. */
 static struct layout *make_layout(unsigned world_size)
 {
     static const uint64_t shape[1] = {64};
@@ -970,7 +975,7 @@ static bool is_over(const struct model *m)
     return true;
 }
 
-/* Where everybody is, when a run fails. */
+/* Prints the state of all nodes when a run fails. */
 static void print(const struct model *m)
 {
     print_error("seed %" PRIu64 ", stage %u; the leader waits for %" PRIx64 "\n", m->seed, m->stage,

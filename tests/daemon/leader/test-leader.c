@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The leader alone. A test reports for the nodes, and compares the leader's messages, as one line of text each, with
- * the expected ones. The last test lets simulated nodes, which report as nodes.c does, run whole steps in random order,
- * with breaks and aborts, and checks the rules that must always hold.
+ * Tests the leader alone. A test sends the nodes' reports, and compares the leader's messages, one line of text for
+ * each, with the expected ones. The last test lets simulated nodes, which report as nodes.c does, run whole steps in
+ * random order, with breaks and aborts, and checks the rules that must always hold.
  */
 
 #include <inttypes.h>
@@ -33,18 +33,18 @@ struct fixture {
     struct leader *leader;
     struct layout *layout;
     unsigned n_nodes, stage;
-    bool holds; /* the judge's next answer, once */
+    bool holds; /* whether the judge's next answer holds the step */
     bool skips;
-    struct node_finding found; /* what the judge was shown */
-    unsigned n_args;           /* groups of the arguments that it was shown */
+    struct node_finding found; /* the finding that the judge got */
+    unsigned n_args;           /* groups in the arguments that the judge got */
     double loss_scale, squares;
     bool found_inf, proceed;
     uint8_t any, all;
     char said[SAID_BYTES];
     size_t n_said;
     uint64_t step;
-    uint32_t attempt; /* as last said: what nodes report with */
-    uint32_t n_backs; /* of all ranks, that all nodes have heard */
+    uint32_t attempt; /* the last one sent; nodes report with it */
+    uint32_t n_backs; /* returns of all ranks that all nodes know of */
 };
 
 /* ---- what is said -------------------------------------------------------------------------------------- */
@@ -73,7 +73,7 @@ static void note_arrived(struct fixture *f, const struct node_message *m)
         note(f, " arrived %" PRIx64, m->arrived);
 }
 
-/* Notes only the fields that this kind of message uses. */
+/* Notes the fields that this kind of message uses. */
 static void note_details(struct fixture *f, const struct node_message *m)
 {
     switch (m->kind) {
@@ -157,7 +157,7 @@ static void on_say(void *userdata, const struct node_message *m)
 {
     struct fixture *f = userdata;
 
-    if (m->kind != NODE_VALUE && m->kind != NODE_MANIFEST) { /* are passed on as they came */
+    if (m->kind != NODE_VALUE && m->kind != NODE_MANIFEST) { /* VALUE and MANIFEST are forwarded unchanged */
         f->step = m->step + (m->kind == NODE_COMMIT);
         f->attempt = m->attempt;
     }
@@ -201,7 +201,7 @@ static void on_complain(void *userdata, unsigned node, const char *why)
     note(userdata, "! node %u: %s\n", node, why);
 }
 
-/* Expects that the leader has said this text, and nothing else, since the last call. */
+/* Expects exactly these messages since the last call. */
 static void expect(struct fixture *f, const char *text)
 {
     if (strcmp(f->said, text) != 0)
@@ -210,7 +210,7 @@ static void expect(struct fixture *f, const char *text)
     f->said[0] = '\0';
 }
 
-/* Expects that the leader has said that, and perhaps more. */
+/* Expects these messages since the last call, and perhaps others. */
 static void fixture_said(struct fixture *f, const char *text)
 {
     if (!strstr(f->said, text))
@@ -245,7 +245,7 @@ static void ready(struct fixture *f, unsigned node, uint32_t parcel, uint32_t mi
            (struct node_message){.kind = NODE_READY, .parcel = parcel, .micro_batch = micro_batch, .pass = pass});
 }
 
-/* Part masks over the node's pieces. */
+/* Reports a parcel ready, with a mask over the node's pieces for each part. */
 static void ready_partly(struct fixture *f, unsigned node, uint32_t parcel, const uint64_t *masks, size_t n)
 {
     report(f, node, (struct node_message){.kind = NODE_READY, .parcel = parcel, .numbers = masks, .n_numbers = n});
@@ -270,7 +270,7 @@ static void asked(struct fixture *f, unsigned node)
                                  .n_all_bytes = 1});
 }
 
-/* All ranks of the node have left. */
+/* Reports that all ranks of the node have left. */
 static void gone(struct fixture *f, unsigned node)
 {
     report(f, node, (struct node_message){.kind = NODE_ASKED});
@@ -338,7 +338,7 @@ static void all_sum(struct fixture *f)
 
 /* ---- fixture ------------------------------------------------------------------------------------------- */
 
-/* Parcels: 0 of two parts, 1 and 2 of one; the last parameter is frozen. */
+/* Parcel 0 has two parts; 1 and 2 have one. The last parameter is frozen. */
 static struct layout *make_layout(unsigned world_size)
 {
     static const uint64_t shapes[][1] = {{100}, {190}, {64}, {64}, {5}};
@@ -360,7 +360,7 @@ static struct layout *make_layout(unsigned world_size)
     return layout;
 }
 
-/* Nodes of one rank and piece, but node 1, which has two. */
+/* Each node has one rank and one piece, except node 1, which has two. */
 static void make_leader(struct fixture *f, bool partitions_all, bool loads)
 {
     static const unsigned n_sources[] = {1, 2, 1, 1};
@@ -415,7 +415,7 @@ static void form(struct fixture *f)
     expect(f, "TRAIN\n");
 }
 
-/* Formed; the next tag is FIRST. Three buckets have a tag each when weights are spread, and there is one more. */
+/* The next tag after start(): three buckets had a tag each when weights were spread, and there was one more. */
 enum { FIRST = 5 };
 
 static struct fixture *start(unsigned stage)
@@ -426,7 +426,7 @@ static struct fixture *start(unsigned stage)
     return f;
 }
 
-/* Stage 3 on GPUs. */
+/* start() for stage 3 on GPUs. */
 static struct fixture *start_on_gpus(void)
 {
     struct fixture *f = fixture_new(NODES, 3, true);
@@ -435,7 +435,7 @@ static struct fixture *start_on_gpus(void)
     return f;
 }
 
-/* Everybody asks, and so on to the end. tag: of the gathering, if there is one. */
+/* All nodes ask for the step, and report until it is committed. tag is the gathering's, if there is one. */
 static void finish_step(struct fixture *f, uint64_t tag)
 {
     char said[128];
@@ -479,7 +479,7 @@ static void test_forming(void **state)
     report(f, 2, (struct node_message){.kind = NODE_FORMED});
     report(f, 0, (struct node_message){.kind = NODE_FORMED});
     assert_int_equal(leader_waits_for(f->leader), 2);
-    report(f, 0, (struct node_message){.kind = NODE_WEIGHTS}); /* before the engines are there */
+    report(f, 0, (struct node_message){.kind = NODE_WEIGHTS}); /* before the engines are connected */
     report(f, 1, (struct node_message){.kind = NODE_FORMED});
     expect(f, "ENGINE 1\n");
     connected(f, 0, 1, NULL, 0);
@@ -497,7 +497,8 @@ static void test_forming(void **state)
     fixture_free(f);
 }
 
-/* All nodes get the least room for gradients of GPUs that one wants; a node that declares again may want another one.
+/*
+ * All nodes get the least room for gradients of GPUs that any node wants. A node that declares again may want another.
  */
 static void test_gpu_room(void **state)
 {
@@ -540,7 +541,7 @@ static void test_unequal(void **state)
     expect(f, "MANIFEST of node 1\nREFUSE the ranks of node 2 declare other parameters than those of node 0 (digests "
               "0000000000000abc and "
               "0000000000000001)\n");
-    assert_int_equal(leader_waits_for(f->leader), 7); /* all begin again */
+    assert_int_equal(leader_waits_for(f->leader), 7); /* all nodes form again */
     form(f);
     fixture_free(f);
 }
@@ -550,7 +551,7 @@ static void declare(struct fixture *f, unsigned node, const char *run_id)
     report(f, node, (struct node_message){.kind = NODE_DECLARED, .digest = 1, .text = run_id});
 }
 
-/* One job is one run; a node whose ranks name none is of any. */
+/* A job has one run. A node whose ranks name no run id accepts any. */
 static void test_runs(void **state)
 {
     struct fixture *f = fixture_new(NODES, 2, false);
@@ -585,7 +586,7 @@ static void test_cannot_form(void **state)
     report(f, 0, (struct node_message){.kind = NODE_FORMED});
     report(f, 2, (struct node_message){.kind = NODE_UNFORMED, .text = "no memory"});
     expect(f, "REFUSE no memory\n");
-    report(f, 1, (struct node_message){.kind = NODE_UNFORMED, .text = "no memory either"}); /* it is known */
+    report(f, 1, (struct node_message){.kind = NODE_UNFORMED, .text = "no memory either"}); /* refused already */
     report(f, 2, (struct node_message){.kind = NODE_FORMED});
     expect(f, "");
     assert_int_equal(leader_form(f->leader, NULL), 0);
@@ -593,7 +594,7 @@ static void test_cannot_form(void **state)
     fixture_free(f);
 }
 
-/* A node's reports about a job that was dropped meanwhile do not count for the next job. */
+/* Reports about a dropped job do not count for the next job. */
 static void test_stale_forming(void **state)
 {
     struct fixture *f = fixture_new(NODES, 2, false);
@@ -611,7 +612,7 @@ static void test_stale_forming(void **state)
     assert_int_equal(leader_form(f->leader, f->layout), 0);
     report(f, 2, (struct node_message){.kind = NODE_FORMED});
     report(f, 1, (struct node_message){.kind = NODE_FORMED});
-    expect(f, ""); /* node 0 is still at it */
+    expect(f, ""); /* node 0 has not reported it */
     report(f, 0, (struct node_message){.kind = NODE_FORMED});
     expect(f, "ENGINE 1\n");
     all_connected(f, 1);
@@ -628,7 +629,7 @@ static void declare_after(struct fixture *f, unsigned node, uint32_t generation)
     report(f, node, (struct node_message){.kind = NODE_DECLARED, .digest = 1, .generation = generation});
 }
 
-/* Another leader does not use tags, nor generations, that nodes know from the one before. */
+/* A new leader uses no tags and generations that nodes may know from the leader before. */
 static void test_new_leader_forms(void **state)
 {
     struct fixture *f = fixture_new(NODES, 2, false);
@@ -644,7 +645,7 @@ static void test_new_leader_forms(void **state)
     report(f, 0, (struct node_message){.kind = NODE_WEIGHTS});
     all_connected(f, 8);
     expect(f, "SPREAD 30064771073\n");                                  /* 7 * 2^32 + 1 */
-    report_all(f, (struct node_message){.kind = NODE_MOVED, .tag = 1}); /* the weights of the leader before */
+    report_all(f, (struct node_message){.kind = NODE_MOVED, .tag = 1}); /* the tag of an earlier leader */
     expect(f, "");
     declare_after(f, 1, UINT32_MAX);
     expect(f, "! node 1: DECLARED.generation: there is none after it\n");
@@ -653,7 +654,7 @@ static void test_new_leader_forms(void **state)
 
 /* ---- exchanges ----------------------------------------------------------------------------------------- */
 
-/* Masks are over the pieces of all nodes, in rank order: node 1's are the second and third. */
+/* A mask has a bit for each piece of all nodes, in rank order. Node 1 has the second and third. */
 static void test_masks(void **state)
 {
     static const uint64_t of_one[] = {2, 1}, beyond[] = {UINT64_MAX, 0};
@@ -668,14 +669,17 @@ static void test_masks(void **state)
     expect(f, "SETTLED 5 parcel 0 at 0.0\n");
     report(f, 0, (struct node_message){.kind = NODE_ABORT, .text = "again"});
     expect(f, "ABORTED attempt 1 node 0 again\n");
-    ready_partly(f, 0, 0, beyond, 2); /* it has one piece */
+    ready_partly(f, 0, 0, beyond, 2); /* node 0 has only one piece */
     passed(f, 1, 0, 0);
     passed(f, 2, 0, 0);
     expect(f, "EXCHANGE 6 parcel 0 at 0.0 numbers 1,0\n");
     fixture_free(f);
 }
 
-/* Ordered exchanges are expected in later generations, too; the other parcels count as never ready. */
+/*
+ * After WITHDRAWN, exchanges that were ordered are still ordered in later generations. Other parcels must be reported
+ * ready again.
+ */
 static void test_withdraw(void **state)
 {
     struct fixture *f = start(2);
@@ -689,7 +693,7 @@ static void test_withdraw(void **state)
     report(f, 0, (struct node_message){.kind = NODE_BROKEN, .generation = 1, .text = "it broke"});
     expect(f, "ENGINE 2 it broke\n");
     for (unsigned i = 0; i < 3; i++)
-        ready(f, i, 0, 0, 0); /* it would move, when the engines are connected */
+        ready(f, i, 0, 0, 0); /* would be exchanged when the engines are connected */
     report(f, 1, (struct node_message){.kind = NODE_WITHDRAW});
     expect(f, "WITHDRAWN of node 1\n");
     all_connected(f, 2);
@@ -703,7 +707,7 @@ static void test_withdraw(void **state)
     fixture_free(f);
 }
 
-/* Whom node 0 waits for in a write window, and for what. */
+/* In a write window, the leader says which nodes it waits for, and what they must do. */
 static void test_window(void **state)
 {
     static const uint64_t written[] = {3};
@@ -738,25 +742,25 @@ static void test_window(void **state)
     fixture_free(f);
 }
 
-/* A node may have more passes than another, nothing at all in a micro-batch, or be ahead. */
+/* A node may have more passes than another, none in a micro-batch, or be in a later micro-batch. */
 static void test_passes(void **state)
 {
     struct fixture *f = start(2);
 
     (void)state;
     passed(f, 0, 0, 1);
-    ready(f, 0, 1, 1, 0); /* ahead */
+    ready(f, 0, 1, 1, 0); /* in a later micro-batch */
     ready(f, 1, 1, 0, 0);
     passed(f, 2, 0, 1);
     expect(f, "EXCHANGE 5 parcel 1 at 0.0 numbers 6\n");
     all_moved(f, 5, 1);
     expect(f, "SETTLED 5 parcel 1 at 0.0\n");
     ready(f, 2, 1, 1, 0);
-    expect(f, ""); /* node 1 may have another pass of 0 */
+    expect(f, ""); /* node 1 may have another pass of micro-batch 0 */
     ready(f, 1, 1, 0, 1);
     expect(f, "EXCHANGE 6 parcel 1 at 0.1 numbers 6\n");
     passed(f, 1, 0, 1);
-    expect(f, "! node 1: PASSED: not the parcel's position\n"); /* what it has is under way */
+    expect(f, "! node 1: PASSED: not the parcel's position\n"); /* this pass of node 1 is being exchanged */
     all_moved(f, 6, 1);
     expect(f, "SETTLED 6 parcel 1 at 0.1\n");
     passed(f, 1, 0, 1);
@@ -773,7 +777,7 @@ static void test_passes(void **state)
     fixture_free(f);
 }
 
-/* A node that has asked for the step has no more gradients. */
+/* A node that asks for the step has no more gradients. */
 static void test_asked(void **state)
 {
     struct fixture *f = start(2);
@@ -791,7 +795,7 @@ static void test_asked(void **state)
     fixture_free(f);
 }
 
-/* A rank of a node that had asked without it: the step waits for it again. */
+/* A rank comes back to a node that has asked for the step without this rank. The step then waits for the node again. */
 static void test_back(void **state)
 {
     struct fixture *f = start(3);
@@ -799,7 +803,7 @@ static void test_back(void **state)
     (void)state;
     asked(f, 0);
     gone(f, 1);
-    back(f, 2, false); /* it has not asked: nothing of it is void */
+    back(f, 2, false); /* node 2 has not asked, so its reports stay valid */
     expect(f, "");
     back(f, 1, false);
     expect(f, "BACK node 1\n");
@@ -811,7 +815,7 @@ static void test_back(void **state)
     expect(f, "SETTLED 5 parcel 1 at 0.0\n");
     asked(f, 1);
     expect(f, "MEASURE\n");
-    back(f, 1, false); /* the end of the step lets it in */
+    back(f, 1, false); /* the rank attaches after the step */
     expect(f, "");
     all_sum(f);
     expect(f, "DECIDED apply\n");
@@ -822,7 +826,7 @@ static void test_back(void **state)
     fixture_free(f);
 }
 
-/* The first that is back after all had left brings all of them back: nothing is added up without the others. */
+/* All ranks left. When the first comes back, all count as back, so nothing is added up until all nodes are ready. */
 static void test_all_back(void **state)
 {
     struct fixture *f = start(3);
@@ -834,7 +838,7 @@ static void test_all_back(void **state)
     back(f, 2, false);
     expect(f, "BACK node 2 all\n");
     ready(f, 2, 1, 0, 0);
-    back(f, 0, false); /* it was let in with the others */
+    back(f, 0, false); /* node 0's ranks came back with this */
     expect(f, "");
     ready(f, 0, 1, 0, 0);
     ready(f, 1, 1, 0, 0);
@@ -842,10 +846,10 @@ static void test_all_back(void **state)
     all_moved(f, 5, 1);
     expect(f, "SETTLED 5 parcel 1 at 0.0\n");
     gone(f, 1);
-    back(f, 0, true); /* it knows that the others have left, before they have said so here */
+    back(f, 0, true); /* node 0 knows that the others have left before they report it */
     expect(f, "BACK node 0 all\n");
     f->n_backs--;
-    gone(f, 1); /* they say so before they have heard that all are back */
+    gone(f, 1); /* reported before they know that all are back */
     f->n_backs++;
     ready(f, 0, 1, 0, 1);
     ready(f, 2, 1, 0, 1);
@@ -858,7 +862,10 @@ static void test_all_back(void **state)
     fixture_free(f);
 }
 
-/* A report that all are back is said, although an abort has overtaken it; reported again, it is not said again. */
+/*
+ * A report that all ranks are back counts even if it is of an attempt that was aborted. The same report from another
+ * node does not count again.
+ */
 static void test_all_back_again(void **state)
 {
     struct fixture *f = start(3);
@@ -882,7 +889,7 @@ static void test_all_back_again(void **state)
     fixture_free(f);
 }
 
-/* The node comes back when the sum that it would have had a part in is made, or is being made. */
+/* A node comes back too late if the sum without it is complete or in progress. */
 static void test_back_late(void **state)
 {
     struct fixture *f = start(3);
@@ -905,13 +912,15 @@ static void test_back_late(void **state)
     passed(f, 0, 0, 2);
     passed(f, 2, 0, 2);
     back(f, 1, false);
-    expect(f, "BACK node 1 late\n"); /* nobody had anything: the others are in the next micro-batch */
+    expect(f, "BACK node 1 late\n"); /* the other nodes had no gradients and are in the next micro-batch */
     report(f, 2, (struct node_message){.kind = NODE_BACK, .forget = true});
-    expect(f, "BACK node 2 late\n"); /* what its own ranks had was added up on the node */
+    expect(f, "BACK node 2 late\n"); /* node 2 has added up its own ranks' gradients */
     fixture_free(f);
 }
 
-/* Gradients come after their sum was made, so they are in no sum. The step is aborted, so that none is lost. */
+/*
+ * Gradients arrive after their sum was made, so they are in no sum. The step is aborted, so that no gradient is lost.
+ */
 static void test_too_late(void **state)
 {
     static const char aborted[] = "ABORTED attempt %u node 2 gradients came after their sum was made\n";
@@ -946,7 +955,7 @@ static void test_too_late(void **state)
 
 /* ---- the step ------------------------------------------------------------------------------------------ */
 
-/* In stage 3 there is nothing to gather; nor is there after a skipped step. */
+/* Nothing is gathered in stage 3, nor after a skipped step. */
 static void test_no_gather(void **state)
 {
     struct fixture *f = start(3);
@@ -980,8 +989,10 @@ static void ask_with(struct fixture *f, unsigned node, bool has_rank, unsigned n
                .n_all_bytes = strlen(bits) / 2});
 }
 
-/* Merged are: the arguments of the lowest node that has some, the union and the intersection of all nodes' sets, and
- * the first finding. */
+/*
+ * The leader merges the arguments of the lowest node that has some, the union and the intersection of all nodes' sets,
+ * and the first finding.
+ */
 static void test_merged(void **state)
 {
     static const struct node_finding later = {.found = true, .micro_batch = 1, .param = 0},
@@ -1008,7 +1019,7 @@ static void test_merged(void **state)
     fixture_free(f);
 }
 
-/* If a node names fewer parameters than others, none of its ranks has pushed the rest. */
+/* Parameters beyond the end of a node's set were not pushed by its ranks. */
 static void test_short_bits(void **state)
 {
     struct fixture *f = start(2);
@@ -1030,7 +1041,7 @@ static void test_norm(void **state)
 
     (void)state;
     report(f, 0, (struct node_message){.kind = NODE_WANT_NORM});
-    asked(f, 1); /* its ranks do not want to know */
+    asked(f, 1); /* node 1 asks for the step instead */
     ready(f, 2, 1, 0, 0);
     passed(f, 0, 0, 1);
     expect(f, "EXCHANGE 5 parcel 1 at 0.0 numbers 8\n");
@@ -1044,7 +1055,7 @@ static void test_norm(void **state)
     asked(f, 0);
     asked(f, 2);
     expect(f, "");
-    asked(f, 1); /* who had asked for the step asks again, too */
+    asked(f, 1); /* a node that had asked for the step asks again */
     expect(f, "MEASURE\n");
     asked(f, 1);
     expect(f, "! node 1: ASKED: it has asked already\n");
@@ -1083,7 +1094,7 @@ static void abort_now(struct fixture *f, unsigned node)
     report(f, node, (struct node_message){.kind = NODE_ABORT, .has_rank = true, .rank = 7, .text = "enough"});
 }
 
-/* Until the step is decided, wherever it is; what nodes had said of the attempt is void. */
+/* A step can be aborted until it is decided. Reports of the aborted attempt are ignored. */
 static void test_abort(void **state)
 {
     struct fixture *f = start(2);
@@ -1112,7 +1123,7 @@ static void test_abort(void **state)
         all_moved(f, FIRST + when - 2, 1);
         for (unsigned i = 0; i < NODES; i++)
             asked(f, i);
-        abort_now(f, 2); /* it is */
+        abort_now(f, 2); /* aborted already */
         sum(f, 0, 1, NULL);
         f->attempt++;
         expect(f, "");
@@ -1141,7 +1152,7 @@ static void test_decided(void **state)
     all_moved(f, 5, 0);
     expect(f, "COMMIT\n");
     f->step--;
-    abort_now(f, 0); /* of the step that is committed */
+    abort_now(f, 0); /* for the committed step */
     f->step++;
     expect(f, "");
     fixture_free(f);
@@ -1149,7 +1160,7 @@ static void test_decided(void **state)
 
 /* ---- generations --------------------------------------------------------------------------------------- */
 
-/* Node 1 has got it, node 2 has got it and added it, node 0 neither. */
+/* When the engine breaks, node 2 has added the sum, node 1 has received it, and node 0 has not. */
 static void test_broken_exchange(void **state)
 {
     static const uint64_t arrived[] = {FIRST, 77};
@@ -1163,7 +1174,7 @@ static void test_broken_exchange(void **state)
     moved(f, 2, 5, 1);
     broken(f, 0, 1);
     expect(f, "ENGINE 2 it broke\n");
-    broken(f, 1, 1); /* of the generation before */
+    broken(f, 1, 1); /* reports about generation 1 */
     broken(f, 2, 1);
     ready(f, 1, 2, 0, 0);
     connected(f, 0, 1, NULL, 0);
@@ -1176,14 +1187,14 @@ static void test_broken_exchange(void **state)
     expect(f, "! node 1: CONNECTED: the node is already connected in this generation\n");
     broken(f, 1, 2);
     expect(f, "ENGINE 3 it broke\n");
-    moved(f, 1, 5, 1); /* what had arrived is added without an engine */
+    moved(f, 1, 5, 1); /* bytes that have arrived are added without an engine */
     all_connected(f, 3);
     expect(f, "EXCHANGE 5 parcel 1 at 0.0 arrived 6\n");
     moved(f, 0, 5, 1);
     expect(f, "SETTLED 5 parcel 1 at 0.0\n");
     broken(f, 1, 3);
     ready(f, 2, 2, 0, 0);
-    expect(f, "ENGINE 4 it broke\n"); /* who is connected would hear it twice */
+    expect(f, "ENGINE 4 it broke\n"); /* no EXCHANGE yet, else connected nodes would get it twice */
     all_connected(f, 4);
     expect(f, "EXCHANGE 6 parcel 2 at 0.0\n");
     fixture_free(f);
@@ -1195,7 +1206,7 @@ static void test_broken_before(void **state)
     uint64_t spread = 1;
 
     (void)state;
-    broken(f, 1, 0); /* there is none yet */
+    broken(f, 1, 0); /* before the first engine */
     connected(f, 1, 0, NULL, 0);
     report_all(f, (struct node_message){.kind = NODE_DECLARED, .digest = 1});
     assert_int_equal(leader_form(f->leader, f->layout), 0);
@@ -1245,13 +1256,13 @@ static void test_fetch(void **state)
                .kind = NODE_FETCH, .digest = 9, .pass = FETCH_PUBLISHED, .numbers = params, .n_numbers = 2});
     expect(f, "SERVE 5 node 1 fetch 9 kind 3 numbers 3,0\n");
     fetch(f, 0, 1, FETCH_MASTER, 2);
-    expect(f, "SERVE 7 node 0 fetch 1 kind 0 numbers 2\n"); /* a tag for each parameter */
-    moved(f, 2, 5, 0);                                      /* not who fetches it */
+    expect(f, "SERVE 7 node 0 fetch 1 kind 0 numbers 2\n"); /* one tag for each parameter */
+    moved(f, 2, 5, 0);                                      /* the node that fetches is node 1 */
     broken(f, 0, 1);
     expect(f, "ENGINE 2 it broke\n");
     fetch(f, 2, 4, FETCH_EXP_AVG, 1);
     expect(f, "");
-    moved(f, 0, 7, 0); /* it had come */
+    moved(f, 0, 7, 0); /* node 0 had got the bytes */
     all_connected(f, 2);
     expect(f, "SERVE 8 node 2 fetch 4 kind 1 numbers 1\nSERVE 5 node 1 fetch 9 kind 3 numbers 3,0\n");
     moved(f, 1, 5, 0);
@@ -1262,7 +1273,7 @@ static void test_fetch(void **state)
     fixture_free(f);
 }
 
-/* GPUs gather from each other, frozen parameters as well: for a rank that the node has. */
+/* With GPUs, nodes also fetch frozen parameters. GATHERED is for a rank of the node. */
 static void test_gathering_fetch(void **state)
 {
     static const uint64_t params[] = {4, 0};
@@ -1295,7 +1306,7 @@ static void test_gathering_fetch(void **state)
     fixture_free(f);
 }
 
-/* A fetch that not all nodes can do is refused, because it would break every generation of engines. */
+/* A fetch that some node cannot do is refused, because it would break the engines in every generation. */
 static void test_bad_fetch(void **state)
 {
     struct fixture *f = start(2);
@@ -1307,9 +1318,9 @@ static void test_bad_fetch(void **state)
     expect(f, "! node 1: FETCH.numbers: no such parameter\n");
     fetch(f, 1, 1, FETCH_MASTER, 4); /* frozen */
     expect(f, "! node 1: FETCH.numbers: no such parameter\n");
-    fetch(f, 1, 1, FETCH_PUBLISHED, 0); /* not in this stage */
+    fetch(f, 1, 1, FETCH_PUBLISHED, 0); /* only in stage 3 */
     expect(f, "! node 1: FETCH.pass: no such kind\n");
-    fetch(f, 1, 1, FETCH_GATHERED, 0); /* in host memory */
+    fetch(f, 1, 1, FETCH_GATHERED, 0); /* only on GPUs */
     expect(f, "! node 1: FETCH.pass: no such kind\n");
     fetch(f, 1, 1, FETCH_N_KINDS, 0);
     expect(f, "! node 1: FETCH.pass: no such kind\n");
@@ -1330,7 +1341,7 @@ static void test_lost(void **state)
     leader_lose(f->leader, 1, "it was restarted");
     expect(f, "REFUSE it was restarted\n");
     assert_int_equal(leader_waits_for(f->leader), 7);
-    /* The other nodes continue until they are told. */
+    /* The other nodes continue until they get the message. */
     all_moved(f, 5, 1);
     ready(f, 0, 2, 0, 0);
     asked(f, 0);
@@ -1388,11 +1399,11 @@ static void test_nonsense(void **state)
     moved(f, 0, 0, 0);
     moved(f, 2, 0, 0);
     moved(f, 0, 99, PARCELS);
-    expect(f, ""); /* nothing is under way */
+    expect(f, ""); /* no order is unfinished */
     fixture_free(f);
 }
 
-/* A sum that could not be added to others' without running over is no sum. */
+/* A sum that would overflow when it is added to others is invalid. */
 static void test_bad_sums(void **state)
 {
     struct fixture *f = start(2);
@@ -1417,7 +1428,7 @@ static void test_bad_sums(void **state)
         else if (k == 4)
             bad.zero[1] = 1;
         else if (k == 6)
-            bad.nan = true; /* and yet finite */
+            bad.nan = true; /* nan, but marked finite */
         report(f, 1, (struct node_message){.kind = NODE_SUM, .bytes = bytes, .n_bytes = sizeof(bad) - (k == 5)});
         expect(f, "! node 1: SUM.bytes: not an exact sum\n");
     }
@@ -1433,7 +1444,7 @@ static void test_bad_sums(void **state)
 #define ABORTED_BY                                                                                                     \
     "ABORTED attempt %u node %u the daemon of node %u was replaced by another one in the midst of the step\n"
 
-/* answers: a set of nodes. */
+/* Expects an abort, and a new generation of engines that answers this set of nodes. */
 static void expect_abort(struct fixture *f, uint32_t attempt, unsigned node, uint32_t generation, unsigned answers)
 {
     char text[256];
@@ -1445,7 +1456,7 @@ static void expect_abort(struct fixture *f, uint32_t attempt, unsigned node, uin
     expect(f, "");
 }
 
-/* A node that stands so at that step; empty: it has nothing of it. */
+/* Reports what a node's new daemon has adopted: the step, the node's stand, and whether it has nothing of the step. */
 static void kept_at(struct fixture *f, unsigned node, uint64_t step, enum node_stand stand, bool empty)
 {
     leader_hear(f->leader, node,
@@ -1463,7 +1474,7 @@ static void kept(struct fixture *f, unsigned node, enum node_stand stand)
     kept_at(f, node, f->step, stand, false);
 }
 
-/* Another leader, which node 0's next daemon makes. */
+/* Replaces the leader, as node 0's next daemon does. */
 static void replace(struct fixture *f, uint64_t step)
 {
     leader_free(f->leader);
@@ -1491,7 +1502,7 @@ static void test_kept_open(void **state)
     ready(f, 0, 0, 0, 0);
     kept(f, 1, NODE_STANDS_OPEN);
     expect_abort(f, 1, 1, 2, 2);
-    ready(f, 0, 0, 0, 0); /* others' part of a step of which the node had nothing stays */
+    ready(f, 0, 0, 0, 0); /* kept, because node 1 had nothing of the step */
     kept_at(f, 2, f->step, NODE_STANDS_OPEN, true);
     expect(f, "ENGINE 3 answers 4\n");
     all_connected(f, 3);
@@ -1500,7 +1511,7 @@ static void test_kept_open(void **state)
     expect(f, "EXCHANGE 5 parcel 0 at 0.0\n");
     all_moved(f, 5, 0);
     expect(f, "SETTLED 5 parcel 0 at 0.0\n");
-    f->attempt = 0; /* it has not heard of the abort */
+    f->attempt = 0; /* node 2 does not know of the abort */
     kept_at(f, 2, f->step, NODE_STANDS_OPEN, true);
     f->attempt = 1;
     fixture_said(f, "ABORTED attempt 2");
@@ -1514,10 +1525,10 @@ static void test_kept_decided(void **state)
     (void)state;
     decide(f);
     report(f, 1, (struct node_message){.kind = NODE_UPDATED});
-    kept(f, 1, NODE_STANDS_OPEN); /* it has not heard of it */
+    kept(f, 1, NODE_STANDS_OPEN); /* node 1 does not know that the step is decided */
     expect(f, "to node 1: DECIDED again\nENGINE 2 answers 2\n");
     all_connected(f, 2);
-    kept(f, 2, NODE_STANDS_UPDATED); /* its report may be lost */
+    kept(f, 2, NODE_STANDS_UPDATED); /* node 2's report may be lost */
     expect(f, "ENGINE 3 answers 4\n");
     all_connected(f, 3);
     report(f, 0, (struct node_message){.kind = NODE_UPDATED});
@@ -1526,7 +1537,7 @@ static void test_kept_decided(void **state)
     expect(f, "GATHER 5\n");
     moved(f, 0, 5, 0);
     moved(f, 1, 5, 0);
-    kept(f, 1, NODE_STANDS_UPDATED); /* it may lack any of the weights */
+    kept(f, 1, NODE_STANDS_UPDATED); /* node 1 may lack some of the weights */
     expect(f, "ENGINE 4 answers 2\n");
     all_connected(f, 4);
     expect(f, "GATHER 5 arrived 1\n");
@@ -1534,7 +1545,7 @@ static void test_kept_decided(void **state)
     expect(f, "");
     moved(f, 1, 5, 0);
     expect(f, "COMMIT\n");
-    kept_at(f, 2, f->step - 1, NODE_STANDS_UPDATED, false); /* it has missed that */
+    kept_at(f, 2, f->step - 1, NODE_STANDS_UPDATED, false); /* node 2 does not know of the commit */
     expect(f, "to node 2: COMMIT of step 0\nENGINE 5 answers 4\n");
     kept_at(f, 2, f->step + 1, NODE_STANDS_OPEN, true);
     expect(f, "REFUSE the daemon of node 2 holds step 2 of a run, and node 0 is at step 1\n");
@@ -1570,7 +1581,7 @@ static void test_new_leader(void **state)
     report(f, 1, (struct node_message){.kind = NODE_UPDATED});
     expect(f, "COMMIT\n");
 
-    decide(f); /* step 1: node 2 has heard that it was committed, and has begun the next one */
+    decide(f); /* step 1: node 2 knows that it is committed, and has begun step 2 */
     replace(f, 1);
     kept(f, 0, NODE_STANDS_UPDATED);
     kept(f, 1, NODE_STANDS_DECIDED);
@@ -1579,7 +1590,7 @@ static void test_new_leader(void **state)
     fixture_free(f);
 }
 
-/* A node that has all initial weights, and has not heard that the others have them. */
+/* A node has all initial weights, but does not know that training has begun. */
 static void test_kept_before_the_first_step(void **state)
 {
     struct fixture *f = start(2);
@@ -1591,7 +1602,7 @@ static void test_kept_before_the_first_step(void **state)
     fixture_free(f);
 }
 
-/* Daemons that died before they heard that all ranks are back, also when node 0's did. */
+/* Daemons die before they know that all ranks are back. So does node 0's. */
 static void test_kept_missed_back(void **state)
 {
     struct fixture *f = start(2);
@@ -1604,7 +1615,7 @@ static void test_kept_missed_back(void **state)
     kept_at(f, 1, f->step, NODE_STANDS_OPEN, true);
     expect(f, "to node 1: BACK of step 0\nENGINE 2 answers 2\n");
     all_connected(f, 2);
-    report(f, 1, (struct node_message){.kind = NODE_RANK, .rank = 1}); /* of before */
+    report(f, 1, (struct node_message){.kind = NODE_RANK, .rank = 1}); /* from before the return */
     expect(f, "");
     report(f, 1, (struct node_message){.kind = NODE_RANK, .rank = 1, .pass = f->n_backs});
     expect(f, "RANK\n");
@@ -1625,7 +1636,7 @@ static void test_kept_windows(void **state)
     report_all(f, (struct node_message){.kind = NODE_WINDOW});
     expect(f, "OPEN\n");
     report(f, 1, (struct node_message){.kind = NODE_WINDOW_END});
-    kept_at(f, 1, 0, NODE_STANDS_OPEN, true); /* it has not opened it */
+    kept_at(f, 1, 0, NODE_STANDS_OPEN, true); /* node 1 has not opened the window */
     expect(f, "to node 1: OPEN of step 0\nENGINE 2 answers 2\n");
     all_connected(f, 2);
     report(f, 0, (struct node_message){.kind = NODE_WINDOW_END});
@@ -1636,7 +1647,7 @@ static void test_kept_windows(void **state)
     all_moved(f, 5, 0);
     expect(f, "STORE\n");
     replace(f, 0);
-    kept(f, 0, NODE_STANDS_WINDOW); /* which has not heard that it is to be stored */
+    kept(f, 0, NODE_STANDS_WINDOW); /* does not know of STORE */
     kept(f, 1, NODE_STANDS_STORED);
     kept(f, 2, NODE_STANDS_STORING);
     expect(f, "to node 0: STORE of step 0\nENGINE 2 answers 7\n");
@@ -1646,9 +1657,9 @@ static void test_kept_windows(void **state)
     fixture_said(f, "GATHER ");
     all_moved(f, (UINT64_C(2) << 32) + 1, 0);
     expect(f, "CLOSED\n");
-    kept(f, 1, NODE_STANDS_STORED); /* it has missed that */
+    kept(f, 1, NODE_STANDS_STORED); /* does not know of CLOSED */
     expect(f, "to node 1: CLOSED of step 0\nENGINE 3 answers 2\n");
-    leader_reconnect(f->leader); /* a link is back: that answers nobody */
+    leader_reconnect(f->leader); /* a link is connected again; no node gets an answer */
     expect(f, "ENGINE 4\n");
     fixture_free(f);
 }
@@ -1677,7 +1688,10 @@ static void all_saved(struct fixture *f, uint64_t token)
     expect(f, "to node 0: PUBLISH of step 0\n");
 }
 
-/* It is said once, whoever wants it, and is whole when node 0 has put it together; steps go on meanwhile. */
+/*
+ * SAVE is sent once, even if several nodes want it. The checkpoint is whole when node 0 has published it. Steps
+ * continue meanwhile.
+ */
 static void test_save(void **state)
 {
     struct fixture *f = start(2);
@@ -1685,7 +1699,7 @@ static void test_save(void **state)
     want_save(f, 1, 77);
     expect(f, "SAVE 77 of step 0\n");
     want_save(f, 0, 78);
-    want_save(f, 2, 79); /* these do not know yet that it is said */
+    want_save(f, 2, 79); /* both do not know of SAVE 77 */
     is_saved(f, 1, 77, "");
     finish_step(f, FIRST);
     is_saved(f, 0, 77, "");
@@ -1700,7 +1714,10 @@ static void test_save(void **state)
     fixture_free(f);
 }
 
-/* A daemon that is new wants the one that its predecessor was through with: once more only if that one fails. */
+/*
+ * A new daemon wants a checkpoint although its predecessor had saved its part. It gets another one only if that one
+ * fails.
+ */
 static void test_save_once_more(void **state)
 {
     struct fixture *f = start(2);
@@ -1714,7 +1731,7 @@ static void test_save_once_more(void **state)
     expect(f, "to node 0: PUBLISH of step 0\n");
     is_published(f, 77);
     expect(f, "SAVE_END 77 whole\n");
-    want_save(f, 1, 79); /* it has not heard that yet */
+    want_save(f, 1, 79); /* node 1 does not know of the end yet */
     expect(f, "");
     finish_step(f, FIRST);
     want_save(f, 0, 80);
@@ -1726,7 +1743,7 @@ static void test_save_once_more(void **state)
     fixture_free(f);
 }
 
-/* The next one waits until the one before has ended; of one that failed, another may be wanted. */
+/* A second checkpoint waits for the end of the first. After a failed checkpoint, a node may want another one. */
 static void test_save_again(void **state)
 {
     struct fixture *f = start(2);
@@ -1751,7 +1768,7 @@ static void test_save_again(void **state)
     fixture_free(f);
 }
 
-/* Never between a decision and its commit, nor in a write window. */
+/* A checkpoint does not begin between a decision and its commit, nor in a write window. */
 static void test_save_between_steps(void **state)
 {
     struct fixture *f = start(3);
@@ -1777,7 +1794,7 @@ static void test_save_between_steps(void **state)
     fixture_free(f);
 }
 
-/* A daemon that is replaced has lost what it was writing, unless it was through. */
+/* If a daemon is replaced while it saves, its part is lost. */
 static void test_save_of_a_replaced_daemon(void **state)
 {
     struct fixture *f = start(2);
@@ -1809,7 +1826,7 @@ static void commit_step(struct fixture *f)
     fixture_said(f, "COMMIT\n");
 }
 
-/* It waits for all nodes to end what was decided, and it alone is told that. */
+/* A node may stop when all nodes have ended what was decided. Only the node that wants to stop is told so. */
 static void test_stop(void **state)
 {
     struct fixture *f = start(3);
@@ -1830,7 +1847,10 @@ static void test_stop(void **state)
     fixture_free(f);
 }
 
-/* The engine of a node that has stopped is gone, which other engines report: nothing is wrong until it is back. */
+/*
+ * When a node has stopped, other engines report that its engine is gone. The leader starts no new engines until that
+ * node is back.
+ */
 static void test_engines_of_a_stop(void **state)
 {
     struct fixture *f = start(3);
@@ -1847,7 +1867,7 @@ static void test_engines_of_a_stop(void **state)
     fixture_free(f);
 }
 
-/* Node 0 does not stop before a daemon that is new has said where it stands: nobody could answer it later. */
+/* Node 0 must not stop before a new daemon has reported what it adopted, because no leader could answer it later. */
 static void test_stop_before_kept(void **state)
 {
     struct fixture *f = start(2);
@@ -1867,7 +1887,7 @@ static void test_stop_before_kept(void **state)
     fixture_free(f);
 }
 
-/* All hear it when node 0 stops, as they could ask nobody later; and then nothing is decided any more. */
+/* When node 0 may stop, all nodes get MAY_STOP, because they cannot ask later. After that nothing is decided. */
 static void test_stop_of_node_0(void **state)
 {
     struct fixture *f = start(3);
@@ -1879,7 +1899,7 @@ static void test_stop_of_node_0(void **state)
     report_all(f, (struct node_message){.kind = NODE_WINDOW_END, .forget = true});
     expect(f, "CLOSED\n");
     ended(f, 0, 1, true);
-    ended(f, 1, 0, false); /* before it heard CLOSED */
+    ended(f, 1, 0, false); /* sent before CLOSED arrived */
     ended(f, 2, 1, false);
     expect(f, "");
     ended(f, 1, 1, false);
@@ -1891,7 +1911,7 @@ static void test_stop_of_node_0(void **state)
     fixture_free(f);
 }
 
-/* The next daemon of a node reports ENDED again; fetches and a checkpoint end before anybody stops. */
+/* A node's next daemon must report ENDED again. Fetches and a checkpoint end before any node stops. */
 static void test_stop_waits(void **state)
 {
     struct fixture *f = start(3);
@@ -1915,7 +1935,10 @@ static void test_stop_waits(void **state)
     fixture_free(f);
 }
 
-/* Node 0's next daemon knows it from its journal; a node that died, too, may not. */
+/*
+ * Node 0's next daemon knows from its journal that a checkpoint was made. It tells all nodes, because they may not
+ * know.
+ */
 static void test_save_that_the_leader_before_made(void **state)
 {
     struct fixture *f = start(2);
@@ -1976,7 +1999,7 @@ static void test_load(void **state)
     fixture_free(f);
 }
 
-/* Another one of the same step: node 1 sees another folder under that name. */
+/* Node 1 finds another checkpoint of the same step, because the folder is a different one on that node. */
 static void test_load_another(void **state)
 {
     struct fixture *f = start_loading();
@@ -1992,7 +2015,7 @@ static void test_load_another(void **state)
     fixture_free(f);
 }
 
-/* A node that has loaded already answers at once, and node 0 hears its own FORM after that. */
+/* A node that has loaded reports this before node 0 has formed. */
 static void test_load_before_form(void **state)
 {
     struct fixture *f = fixture_new(NODES, 2, false);
@@ -2032,7 +2055,7 @@ static void test_load_none(void **state)
     fixture_free(f);
 }
 
-/* One node cannot read the newest: the others load what it has loaded. */
+/* One node cannot read the newest checkpoint, so the others load the one that it has loaded. */
 static void test_load_older(void **state)
 {
     struct fixture *f = start_loading();

@@ -41,7 +41,7 @@ enum {
 
 struct command {
     const char *name;
-    unsigned n_args; /* the first is the rank, if there is one */
+    unsigned n_args; /* the first argument is the rank, unless there is none */
     void (*run)(struct ledger *ledger, const uint64_t *args);
 };
 
@@ -110,7 +110,7 @@ static void run_push(struct ledger *ledger, const uint64_t *args)
         puts(verdict_name(verdict));
 }
 
-/* NULL when there is no such parameter. */
+/* Return: the entry, or NULL if there is no such parameter. */
 static const struct ledger_entry *find_entry(const struct ledger *ledger, const uint64_t *args)
 {
     return args[1] < ledger->n_parts ? ledger_entry(ledger, (unsigned)args[0], (uint32_t)args[1]) : NULL;
@@ -212,7 +212,7 @@ static const struct command commands[] = {
     {"ask", 1, run_ask},   {"abort", 0, run_abort},     {"commit", 0, run_commit},
 };
 
-/* Return: false when the next word is no decimal number. */
+/* Return: false if the next word is not a decimal number. */
 static bool take_number(char **at, uint64_t *out)
 {
     char *end, *start = *at + strspn(*at, " ");
@@ -279,7 +279,7 @@ static bool run_line(struct ledger *ledger, char *line)
     return false;
 }
 
-/* Runs the whole lines of the buffer. Return: the bytes that they took, or -1 after a bad one. */
+/* Runs the complete lines in the buffer. Return: how many bytes they have, or -1 after an invalid line. */
 static ssize_t run_lines(struct ledger *ledger, char *buffer, size_t n_bytes)
 {
     char *line = buffer, *end;

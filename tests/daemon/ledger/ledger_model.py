@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-A second ledger, written from the rules at the top of daemon/ledger/ledger.h and from nothing else, and a campaign
-that holds the C ledger against it, through ledger-driver: random operations, chosen by looking at the model's
-state so that every verdict is common. A difference is shrunk. A script is the driver's lines, as tuples.
+A second ledger, written only from the rules at the top of daemon/ledger/ledger.h, and a campaign that compares the C
+ledger (through ledger-driver) with it. The campaign's operations are random. They are chosen by the model's state, so
+that every verdict is frequent. A script that shows a difference is shrunk. A script is a list of the driver's lines as
+tuples.
 """
 
 import argparse
@@ -17,17 +18,17 @@ PUSHED, POSTED, SUMMED, U16, U32, U64 = 0, 1, 2, 2**16 - 1, 2**32 - 1, 2**64 - 1
 is_open, asked, owed, stage = map(attrgetter, ("is_open", "asked", "owed", "stage"))
 
 
-class Rank:  # each operation is a method of its name and returns the verdict as the driver prints it
+class Rank:  # each operation is a method of the same name and returns the verdict as the driver prints it
     def __init__(self, job):
         self.job, self.incarnation, self.last_sequence = job, None, 0
-        self.ended = [(-1, 0)]  # positions in order, after one that is before all
+        self.ended = [(-1, 0)]  # ended positions in order; the first is before all others
         self.close_step()
 
     def close_step(self):
         self.is_open = self.asked = False
         self.pushed = set()  # (micro-batch, parameter) in this step
-        self.passes = {}     # parameter: its passes in order, at least one, with stage, sum, owed (again)
-        self.home = None     # position of the passes: the open one, the next one or the last ended one
+        self.passes = {}     # parameter: its passes in order; owed: must be pushed again
+        self.home = None     # position of the passes: open, next or last ended
         self.ended = [position for position in self.ended if position[0] < self.job.step]
 
     def following(self):
@@ -44,7 +45,7 @@ class Rank:  # each operation is a method of its name and returns the verdict as
         return any(wanted(x) for x in itertools.chain(*self.passes.values()))
 
     def withdraw(self):
-        """Removes the passes that are not posted; no micro-batch is open after it."""
+        """Removes the passes that are not posted. Afterwards no micro-batch is open."""
         self.passes = {p: [x for x in found if x.stage] for p, found in self.passes.items() if found[0].stage}
         self.pushed = {(m, p) for m, p in self.pushed if m != self.home[1] or p in self.passes}
         self.is_open = False
@@ -154,7 +155,7 @@ class Ledger:
         if name not in ("abort", "commit"):
             return getattr(self.ranks[args[0]], name)(*args[1:])
         if name == "commit" and not all(map(asked, self.ranks)):
-            return "misuse"  # the daemon never does this, no rule says what follows
+            return "misuse"  # the daemon never does this, so no rule covers it
         self.attempt += name == "abort"
         self.step += name == "commit"
         for rank in self.ranks:
@@ -162,7 +163,7 @@ class Ledger:
         return "ok"
 
 
-GOALS = {  # what to try, how often, with a rank (and one of its passes) of which that is true
+GOALS = {  # operation, its weight, and conditions on a rank and on one of its passes
     "push": (20, is_open), "push again": (20, is_open, lambda x: not x.owed), "begin owed": (40, bool, owed),
     "push wrong": (75, lambda rank: rank.ended[1:]), "attach": (7, lambda rank: not rank.incarnation),
     "push owed": (90, is_open, owed), "attach same": (1.5, bool), "attach over": (18, is_open, stage),
@@ -195,7 +196,7 @@ class Generator:
         return self.wrong(doubt, (step, following), *(x for x in wrong if min(x) >= 0))
 
     def operation(self, goal, weight, rank_is, pass_is=None):
-        """None if the goal has no place; now and then the place is any."""
+        """Return: an operation for the goal, or None if no rank fits. Sometimes the rank does not fit on purpose."""
         rng, ledger, (op, _, how) = self.rng, self.ledger, goal.partition(" ")
         (r, rank), anywhere = rng.choice(list(enumerate(ledger.ranks))), rng.random() * weight < 1.5
         found = [p for p, passes in rank.passes.items() if not pass_is or any(map(pass_is, passes))]
@@ -206,7 +207,7 @@ class Generator:
         if op == "attach":
             new = rng.choice((rng.randint(1, 99), U64 - rng.randint(0, 99)))
             return op, r, new if how == "over" else rank.incarnation or new
-        if op == "push":  # two wrong fields at a time test the order of the checks
+        if op == "push":  # two wrong fields at the same time test the order of the checks
             fresh = [p for p in ledger.trainable if p not in rank.passes] if how in ("", "wrong") else ()
             doubt, param = 0.1 if how == "wrong" else 0.003, rng.choice(fresh or [param])
             return (op, r, self.wrong(doubt, rank.incarnation or 1, 2, (rank.incarnation or 1) ^ 2**32, U64),
@@ -222,7 +223,7 @@ class Generator:
 
 
 def replay(ops, rank=Rank):
-    """The verdicts of one or more scripts."""
+    """Return: the model's verdicts of one or more scripts."""
     ledger, verdicts = None, []
     for op in ops:
         ledger = Ledger(*op[1:], rank) if op[0] == "init" else ledger
@@ -231,14 +232,14 @@ def replay(ops, rank=Rank):
 
 
 def program(path, ops):
-    """The answers of the driver at that path."""
+    """Return: the answers of the driver at that path."""
     lines = "".join(" ".join(map(str, op)) + "\n" for op in ops)
     done = subprocess.run([path], input=lines, stdout=subprocess.PIPE, text=True, check=False, timeout=600)
     return done.stdout.splitlines() + ["exit status %d" % done.returncode] * (done.returncode != 0)
 
 
 def without(ops, start, stop):
-    """The operations without some; the positions and attempts of later ones are adjusted."""
+    """Return: the script without some operations. Positions and attempts of later operations are adjusted."""
     old, new, kept = Ledger(*ops[0][1:]), Ledger(*ops[0][1:]), ops[:1]
     for k, op in enumerate(ops[1:], 1):
         moved, at = list(op), {"begin": 2, "end": 2, "push": 4}.get(op[0])
@@ -254,7 +255,7 @@ def without(ops, start, stop):
 
 
 def shrink(driver, ops):
-    """A script from which no operation can go without the difference going too."""
+    """Shrinks the script until the difference disappears if any further operation is removed."""
     size = len(ops)
     while size:
         shorter = (without(ops, k, k + size) for k in range(1, len(ops), size))
@@ -264,7 +265,7 @@ def shrink(driver, ops):
 
 
 def campaign(driver, n_ops, seed):
-    """How often each kind of verdict came, and the shrunk script of a difference or None."""
+    """Runs random scripts. Return: the count of each kind of verdict, and the shrunk script of a difference or None."""
     rng, counts = random.Random(seed), Counter()
     while counts.total() < n_ops:
         scripts = [Generator(rng).script for _ in range(250)]
@@ -275,7 +276,7 @@ def campaign(driver, n_ops, seed):
             kind = "" if word.isdigit() else " again" if word == "admitted" and k > "0" else " " + word
             counts[op[0] + kind] += 1
         if driver(ops) != verdicts:
-            scripts.sort(key=lambda script: script[0][1])  # with few ranks it can be shortest
+            scripts.sort(key=lambda script: script[0][1])  # a script with few ranks can become shortest
             failing = next((script for script in scripts if driver(script) != replay(script)), None)
             return counts, shrink(driver, failing) if failing else ops
     return counts, None

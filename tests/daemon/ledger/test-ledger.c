@@ -1,9 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Each rule of daemon/ledger/ledger.h is a test of two arrays: operations, and what
- * each must answer. The ledger has two ranks and four parameters, the last of
- * which is not trainable.
+ * Each test is a rule of daemon/ledger/ledger.h, as two arrays: operations, and the expected answer to each. The ledger
+ * has two ranks and four parameters. The last parameter is not trainable.
  */
 
 #include <setjmp.h>
@@ -48,13 +47,13 @@ enum field {
     N_PUSHED,
     N_PUSHED_OPEN,
     LAST_SEQUENCE,
-    LAST_ENDED, /* step x 1000 + micro-batch, or NONE */
+    LAST_ENDED, /* step x 1000 + micro-batch, or NONE if none has ended */
     IN_STEP,    /* pushed_in_step of a parameter, as 0 or 1 */
     ENTRY_PUSHED,
     ENTRY_POSTED,
     ENTRY_SUMMED,
     ENTRY_REDO,
-    ENTRY_FIRST, /* sequence of the record of pass 0 */
+    ENTRY_FIRST, /* the sequence in the record of pass 0 */
 };
 
 struct op {
@@ -132,7 +131,7 @@ struct op {
         .kind = OP_GET_ENTRY, .rank = r, .param = p, .field = f                                                        \
     }
 
-/* Answers beside the verdicts of the ledger. */
+/* Answers other than the ledger's verdicts. */
 #define OK 0
 #define NONE (-1)
 #define ADMITTED(k) (1000 + (k))
@@ -243,7 +242,7 @@ static int64_t run(struct ledger *ledger, const struct op *op)
     return NONE;
 }
 
-/* Recomputes from entries and flags what the ledger keeps as counts. */
+/* Compares the ledger's counts with counts of its entries and flags. */
 static void check_counts(const struct ledger *ledger)
 {
     for (unsigned r = 0; r < N_RANKS; r++) {
@@ -310,7 +309,9 @@ static void test_begin(void **state)
     CHECK(false, ops, answers);
 }
 
-/* begin, push and end classify a position alike: last ended, earlier, beyond the open one, or open. */
+/*
+ * begin, push and end classify a position in the same way: the last ended one, earlier, beyond the open one, or open.
+ */
 static void test_positions(void **state)
 {
     static const struct op ops[] = {
@@ -363,7 +364,7 @@ static void test_nothing_open(void **state)
     CHECK(false, ops, answers);
 }
 
-/* A position of an earlier step is stale, but the very last one before the commit was "just ended". */
+/* A position of an earlier step is stale, except the last one before the commit, which has just ended. */
 static void test_earlier_step(void **state)
 {
     static const struct op ops[] = {
@@ -432,7 +433,7 @@ static void test_param(void **state)
         PUSH(0, 0, 1, FROZEN),
         PUSH(0, 0, 1, N_PARAMS),
         PUSH(0, 0, 1, UINT32_MAX),
-        PUSH_FULL(0, 7, 9, 9, 9, 1, FROZEN), /* before every other check */
+        PUSH_FULL(0, 7, 9, 9, 9, 1, FROZEN), /* FROZEN is checked first */
         GET(0, LAST_SEQUENCE),
         PUSH(0, 0, 1, 0),
     };
@@ -443,7 +444,7 @@ static void test_param(void **state)
     CHECK(false, ops, answers);
 }
 
-/* Each push fails one check and all of those behind it: the first one speaks. */
+/* Each push fails several checks, and is answered by the first of them. */
 static void test_order_of_checks(void **state)
 {
     static const struct op ops[] = {
@@ -453,12 +454,12 @@ static void test_order_of_checks(void **state)
         ABORT,
         BEGIN(0, 0, 0),
         PUSH_FULL(0, 100, 1, 0, 0, 6, 0),
-        PUSH_FULL(0, 99, 0, 0, 1, 5, 0),  /* incarnation, older attempt, known sequence, position */
-        PUSH_FULL(0, 99, 2, 0, 1, 5, 0),  /* incarnation, newer attempt */
-        PUSH_FULL(0, 100, 0, 0, 1, 5, 0), /* older attempt, known sequence, position */
+        PUSH_FULL(0, 99, 0, 0, 1, 5, 0),  /* wrong incarnation, older attempt, known sequence, wrong position */
+        PUSH_FULL(0, 99, 2, 0, 1, 5, 0),  /* wrong incarnation, newer attempt */
+        PUSH_FULL(0, 100, 0, 0, 1, 5, 0), /* older attempt, known sequence, wrong position */
         PUSH_FULL(0, 100, 2, 0, 0, 5, 0), /* newer attempt, known sequence */
-        PUSH_FULL(0, 100, 1, 0, 1, 5, 0), /* known sequence, position */
-        PUSH_FULL(0, 100, 1, 0, 1, 7, 0), /* position, duplicate */
+        PUSH_FULL(0, 100, 1, 0, 1, 5, 0), /* known sequence, wrong position */
+        PUSH_FULL(0, 100, 1, 0, 1, 7, 0), /* wrong position, duplicate */
         PUSH_FULL(0, 100, 1, 0, 0, 7, 0), /* duplicate */
     };
     static const int64_t answers[] = {
@@ -486,14 +487,14 @@ static void test_retry(void **state)
         ATTACH(0, 100),
         BEGIN(0, 0, 0),
         PUSH(0, 0, 3, 0),
-        PUSH(0, 0, 3, 0), /* sent twice */
-        /* older: admitted or refused before */
+        PUSH(0, 0, 3, 0), /* retry of the last push */
+        /* retries of older pushes, whether they were admitted or refused */
         PUSH(0, 0, 2, 1),
         PUSH(0, 0, 4, 1),
         GET(0, LAST_SEQUENCE),
         END(0, 0, 0),
         PUSH(0, 0, 4, 1),
-        PUSH(0, 0, 5, 1), /* a retry is no late push */
+        PUSH(0, 0, 5, 1), /* a retry counts as a retry, even after the end */
         GET(0, LAST_SEQUENCE),
     };
     static const int64_t answers[] = {
@@ -503,7 +504,7 @@ static void test_retry(void **state)
     CHECK(false, ops, answers);
 }
 
-/* Sequences continue over abort and commit, and start again with an incarnation. */
+/* Sequences continue after an abort and a commit, and start again with a new incarnation. */
 static void test_sequences(void **state)
 {
     static const struct op ops[] = {
@@ -536,7 +537,7 @@ static void test_sequences(void **state)
     CHECK(false, ops, answers);
 }
 
-/* The refused push leaves no trace: its own sequence may come again and is refused again. */
+/* A refused push leaves no trace. The same sequence can be pushed again, and is refused again. */
 static void test_duplicate(void **state)
 {
     static const struct op ops[] = {
@@ -666,7 +667,7 @@ static void test_attach_same(void **state)
     CHECK(false, ops, answers);
 }
 
-/* Nothing was posted: the successor starts the micro-batch as if no rank had begun it. */
+/* No push of the dead rank was posted, so its successor starts the micro-batch as a new one. */
 static void test_successor_of_unposted(void **state)
 {
     static const struct op ops[] = {
@@ -691,7 +692,7 @@ static void test_successor_of_unposted(void **state)
     CHECK(false, ops, answers);
 }
 
-/* Posted pushes stay, and are requested again from the successor; only after that can a push be a duplicate. */
+/* Posted pushes are kept, and the successor must push them again. A push is a duplicate only after that. */
 static void test_redo(void **state)
 {
     static const struct op ops[] = {
@@ -783,7 +784,10 @@ static void test_redo_passes(void **state)
     CHECK(true, ops, answers);
 }
 
-/* Two deaths in one micro-batch: all that is posted must be pushed again, also what was redone before. */
+/*
+ * After two deaths in one micro-batch, all posted pushes must be pushed again, also those that the first successor
+ * redid.
+ */
 static void test_second_successor(void **state)
 {
     static const struct op ops[] = {
@@ -819,7 +823,7 @@ static void test_second_successor(void **state)
     CHECK(false, ops, answers);
 }
 
-/* Ended micro-batches outlive their rank, reduced or not; so does its request for the step. */
+/* Micro-batches that a rank has ended remain after its death, reduced or not. So does its request for the step. */
 static void test_successor_after_end(void **state)
 {
     static const struct op ops[] = {
@@ -872,7 +876,10 @@ static void test_successor_after_end(void **state)
     CHECK(false, ops, answers);
 }
 
-/* A parameter of an ended micro-batch stays pushed in the step when its push of the open one is withdrawn. */
+/*
+ * If a push of the open micro-batch is withdrawn, the parameter still counts as pushed in the step, because an ended
+ * micro-batch has it.
+ */
 static void test_successor_in_second_micro_batch(void **state)
 {
     static const struct op ops[] = {
@@ -887,7 +894,7 @@ static void test_successor_in_second_micro_batch(void **state)
     CHECK(false, ops, answers);
 }
 
-/* Passes of a micro-batch that was not ended must not get into a step. */
+/* If a micro-batch was not ended, its passes must not get into a step. */
 static void test_ask_while_something_stands(void **state)
 {
     static const struct op ops[] = {
@@ -953,7 +960,7 @@ static void test_abandon(void **state)
     CHECK(false, ops, answers);
 }
 
-/* One posted pass anywhere is enough, and so is one that stands. */
+/* One posted pass of any parameter prevents abandoning, and so does a pass that must be redone. */
 static void test_last_param(void **state)
 {
     static const struct op ops[] = {
@@ -990,7 +997,7 @@ static void test_last_param(void **state)
     CHECK(false, ops, answers);
 }
 
-/* The sums of later passes go with their entry, however it goes. */
+/* The sums of later passes are freed with their entry, by any event that clears the entry. */
 static void test_sums_are_forgotten(void **state)
 {
     static const struct op ops[] = {
@@ -1008,10 +1015,7 @@ static void test_sums_are_forgotten(void **state)
     CHECK(true, ops, answers);
 }
 
-/*
- * Pushes that were ended but not forgotten are not part of the open micro-batch, so it can be
- * abandoned.
- */
+/* Pushes that were ended but not forgotten do not belong to the open micro-batch, so it can be abandoned. */
 static void test_abandon_after_end(void **state)
 {
     static const struct op ops[] = {
@@ -1074,7 +1078,7 @@ static void test_abort(void **state)
     CHECK(false, ops, answers);
 }
 
-/* An abort goes back to the commit, not to the beginning of time. */
+/* An abort returns to the last commit, not to the first step. */
 static void test_abort_after_commit(void **state)
 {
     static const struct op ops[] = {
@@ -1167,7 +1171,7 @@ static void test_commit(void **state)
     CHECK(false, ops, answers);
 }
 
-/* The record of a push is kept with pass 0; later passes, refusals and redos do not change it. */
+/* A push's record is kept with pass 0. Later passes, refusals and redone pushes do not change it. */
 static void test_record(void **state)
 {
     static const uint8_t trainable[1] = {1};
@@ -1203,7 +1207,10 @@ static void test_record(void **state)
     ledger_deinit(&ledger);
 }
 
-/* Inherited from earlier incarnations are the pushes that they ended, and posted ones; none outlives the step. */
+/*
+ * A rank inherits the pushes that earlier incarnations ended or that are posted. None of them is inherited in the next
+ * step.
+ */
 static void test_inherited(void **state)
 {
     static const uint8_t trainable[1] = {1};
@@ -1233,12 +1240,12 @@ static void test_inherited(void **state)
     ledger_post(&ledger, 0, 0);
     assert_false(ledger_inherits(&ledger, 0));
     ledger_attach(&ledger, 0, 9);
-    assert_true(ledger_inherits(&ledger, 0)); /* it stands */
+    assert_true(ledger_inherits(&ledger, 0)); /* the posted push is inherited */
     ledger_abort(&ledger);
     ledger_deinit(&ledger);
 }
 
-/* As many passes as their type can count, all of their sums, and not one more. */
+/* A parameter can have as many passes as their type can count, each with a sum, and no more. */
 static void test_most_passes(void **state)
 {
     static const uint8_t trainable[1] = {1};
@@ -1267,7 +1274,7 @@ static void test_most_passes(void **state)
     ledger_deinit(&ledger);
 }
 
-/* The policy is the rank's own, and outlives its incarnation and the step. */
+/* The policy belongs to the rank. It stays for its next incarnation and the next step. */
 static void test_policy_of_one_rank(void **state)
 {
     static const uint8_t trainable[1] = {1};

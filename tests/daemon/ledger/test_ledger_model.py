@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Holds the C ledger against its model (ledger_model.py) and proves that the campaign would notice: drivers and
-models with one rule changed are caught, and what is left of the script after shrinking is short.
+Compares the C ledger with its model (ledger_model.py). Also proves that the campaign detects errors: drivers and models
+with one changed rule are detected, and their scripts are short after shrinking.
 
-ZEROD_LEDGER_DRIVER is the ledger-driver to test, by default that of build/; ZEROD_LEDGER_OPS the number of
-operations, 1000000 in scripts/test --full; ZEROD_LEDGER_SEED where they start.
+ZEROD_LEDGER_DRIVER is the ledger-driver to test, by default the one in build/. ZEROD_LEDGER_OPS is the number of
+operations, 1000000 in scripts/test --full. ZEROD_LEDGER_SEED is the seed.
 """
 
 import os
@@ -21,7 +21,8 @@ DRIVER = os.environ.get("ZEROD_LEDGER_DRIVER", str(BUILT))
 N_OPS = int(os.environ.get("ZEROD_LEDGER_OPS", "1000000" if FULL else "200000"))
 SEED = int(os.environ.get("ZEROD_LEDGER_SEED", "1"))
 
-# Each of these must be at least one operation of a hundred, lest a rule goes untested.
+# Each of these pairs of operation and verdict must be at least one percent of all operations, so that every rule is
+# tested.
 KINDS = {
     "init": "ok", "attach": "new same", "next": "", "begin": "ok E1002 E1003 E1004",
     "push": "admitted again redo retry dropped E1001 E1002 E1003 E1004 E1103", "post": "ok none",
@@ -59,7 +60,7 @@ def test_a_parameter_has_a_limited_number_of_passes():
                                        "1 0 0 1 1 %d -" % n_passes]
 
 
-# The driver with one thing changed, as a filter around it.
+# The driver with one change, made by a filter around it.
 @pytest.mark.full
 @pytest.mark.parametrize("mutation, shortest", [
     pytest.param("exec %s | sed 's/^E1001$/admitted 1/'", 5, id="a duplicate is admitted"),

@@ -45,7 +45,7 @@ void __wrap_log_line(int level, const char *format, ...)
     va_end(args);
 }
 
-/* All nodes are configured alike, so the proxy cannot have an address of its own in there. */
+/* Redirects connections to the proxy. Its address cannot be in the configuration, which is equal on all nodes. */
 int __wrap_uv_tcp_connect(uv_connect_t *request, uv_tcp_t *tcp, const struct sockaddr *address, uv_connect_cb callback)
 {
     struct sockaddr_in there = *(const struct sockaddr_in *)address;
@@ -82,7 +82,7 @@ static struct sockaddr_in local(uint16_t port)
         .sin_family = AF_INET, .sin_port = htons(port), .sin_addr = {.s_addr = htonl(INADDR_LOOPBACK)}};
 }
 
-/* Return: a socket with an address of that port, 0: of any; or negative. */
+/* Return: a socket that is bound to the port, or to any if it is 0; or -1. */
 static int bind_at(uint16_t port)
 {
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), on = 1;
@@ -96,7 +96,7 @@ static int bind_at(uint16_t port)
     return -1;
 }
 
-/* Return: a free port. The kernel itself gives away those from 32768 on, so nobody else gets this one meanwhile. */
+/* Return: a free port. It is below 32768, where the kernel does not choose ports, so it stays free for some time. */
 static uint16_t find_port(void)
 {
     for (unsigned i = 0;; i++) {
@@ -110,7 +110,7 @@ static uint16_t find_port(void)
     }
 }
 
-/* Return: a listening socket; *port: where. */
+/* Return: a listening socket. Sets its port. */
 static int listen_somewhere(uint16_t *port)
 {
     struct sockaddr_in address;
@@ -169,7 +169,7 @@ static void channel_cut(struct channel *channel)
 
     if (channel->from < 0)
         return;
-    /* Bytes on their way are lost, as when a machine or a cable dies. */
+    /* Unsent bytes are lost, as when a machine or a cable fails. */
     setsockopt(channel->from, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
     setsockopt(channel->to, SOL_SOCKET, SO_LINGER, &at_once, sizeof(at_once));
     close(steal_fd(&channel->from));
@@ -193,7 +193,7 @@ static void proxy_accept(void)
 
         if (channel->from >= 0)
             continue;
-        /* Mostly somewhere within the messages, at times within the handshake. */
+        /* The cut is mostly inside messages, and sometimes inside the handshake. */
         *channel =
             (struct channel){.from = fd, .to = knock(), .budget = (size_t)(rand() % (rand() % 4 ? 60000 : 1000))};
         return;
@@ -223,7 +223,7 @@ static void record(const struct channel *channel, const uint8_t *bytes, ssize_t 
     proxy.n_recorded += n;
 }
 
-/* Return: false when the connection has ended. */
+/* Return: false if the connection has ended. */
 static bool pass_on(struct channel *channel, int from, int to)
 {
     uint8_t bytes[16 * 1024];
@@ -243,7 +243,7 @@ static bool pass_on(struct channel *channel, int from, int to)
         ssize_t m = send(to, bytes + n_passed, (size_t)(n - n_passed), MSG_NOSIGNAL);
 
         if (m < 0 && errno == EAGAIN) {
-            /* There is no room: the nodes have to read. Their loops run, not the proxy. */
+            /* The socket is full, so the nodes must read. Runs their loops, but not the proxy. */
             for (size_t i = 0; i < n_nodes; i++)
                 (void)uv_run(&nodes[i]->loop, UV_RUN_NOWAIT);
             continue;
@@ -288,7 +288,7 @@ static void on_message(void *userdata, unsigned from, const uint8_t *data, size_
     fill(wanted, node->expected[from]++, n_bytes);
     assert_memory_equal(data, wanted, n_bytes);
     node->n_received[from]++;
-    assert_true(node->n_up[from] == node->n_down[from] + 1); /* only while the link stands */
+    assert_true(node->n_up[from] == node->n_down[from] + 1); /* only while the link is up */
 }
 
 static void on_up(void *userdata, unsigned other)
@@ -454,7 +454,7 @@ void harness_begin(void)
     fd = mkstemp(key_path);
     assert_true(fd >= 0);
     close(fd);
-    n_nodes = 0; /* a test that failed has left some */
+    n_nodes = 0; /* an earlier test that failed has left some */
     node_port = find_port();
     proxy = (struct proxy){.on = false};
     proxy.listener = listen_somewhere(&proxy.port);

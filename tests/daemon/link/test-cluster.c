@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The links between the nodes' daemons, over TCP: messages in order and once whatever becomes of the connections, who
- * is let in, what becomes of those who are not, and what each end is told of the other.
+ * The links between the nodes' daemons, over TCP. Messages arrive once and in order, whatever happens to connections.
+ * Other tests: who may connect, what happens to others, and what each end learns about the other.
  */
 
 #include <fcntl.h>
@@ -56,7 +56,7 @@ static void end(void)
     harness_end();
 }
 
-/* Both still stand, over the same connection as before, and carry messages. */
+/* Asserts that both links are still up, over the same connection, and carry messages. */
 static void expect_undisturbed(void)
 {
     uint32_t n_a = a.n_received[1], n_b = b.n_received[0];
@@ -87,7 +87,7 @@ static void test_in_order_both_ways(void **userdata)
     end();
 }
 
-/* Before anybody was there. */
+/* Messages that are sent before node 0 exists are kept for it. */
 static void test_kept_for_the_first(void **userdata)
 {
     (void)userdata;
@@ -101,7 +101,7 @@ static void test_kept_for_the_first(void **userdata)
     assert_false(cluster_is_up(b.cluster, 0));
     SAYS(cluster_why_down(b.cluster, 0), "nobody answers at 127.0.0.1:");
     SAYS(cluster_why_down(b.cluster, 0), "(connection refused)");
-    assert_int_equal(n_logged("nobody answers"), 1); /* tried more often than that */
+    assert_int_equal(n_logged("nobody answers"), 1); /* logged once, although tried several times */
     node_start(&a, &(struct node_options){.node = 0});
     assert_int_equal(cluster_silent_ms(a.cluster, 1), UINT64_MAX);
     WAIT_FOR(a.n_received[1] == 10, 3000);
@@ -124,13 +124,13 @@ static void test_three_nodes(void **userdata)
     }
     WAIT_FOR(a.n_received[1] == 50 && a.n_received[2] == 50 && b.n_received[0] == 25 && c.n_received[0] == 25, 3000);
     node_stop(&c);
-    WAIT_FOR(!node_is_up(&a, 2), 1000); /* at once, not when it has been silent for long */
+    WAIT_FOR(!node_is_up(&a, 2), 1000); /* at once, not after CLUSTER_SILENCE_MS */
     SAYS(cluster_why_down(a.cluster, 2), "the connection was lost");
     expect_undisturbed();
     end();
 }
 
-/* The number of messages that the link with the fewest has carried. */
+/* Return: the smallest number of messages that a link has carried. */
 static uint32_t n_fewest(const struct node *nodes)
 {
     uint32_t n = UINT32_MAX;
@@ -143,8 +143,8 @@ static uint32_t n_fewest(const struct node *nodes)
 }
 
 /*
- * Seven nodes, each of whose connections is cut after a random number of bytes, in the handshake too, with what was on
- * its way: nothing is lost, nothing comes twice.
+ * Seven nodes, whose connections are all cut after random numbers of bytes, also inside the handshake. Bytes that were
+ * on their way are lost with the connection. Still no message may be lost, or arrive twice.
  */
 static void test_cuts(void **userdata)
 {
@@ -182,7 +182,7 @@ static void test_cuts(void **userdata)
     harness_end();
 }
 
-/* More than the network takes at once, to a node that does not read for a while. */
+/* More bytes than the network takes at once, to a node that does not read for some time. */
 static void test_backlog(void **userdata)
 {
     (void)userdata;
@@ -205,7 +205,7 @@ static void expect_noticed(struct node *frozen, struct node *other)
     uint64_t since_ms;
 
     begin_up(false);
-    turn_for(700); /* heartbeats go by */
+    turn_for(700); /* time for some heartbeats */
     frozen->frozen = true;
     since_ms = now_ms();
     for (unsigned i = 0; i < 5; i++)
@@ -216,7 +216,7 @@ static void expect_noticed(struct node *frozen, struct node *other)
     assert_int_equal(n_logged("has not been heard for"), 1);
     turn_for(700);
     assert_true(cluster_silent_ms(other->cluster, frozen->node) >= 2000);
-    if (other->node == 0) /* the other way round somebody is tried again, so that the text is another by now */
+    if (other->node == 0) /* node 1 tries to connect again, which changes its reason */
         SAYS(cluster_why_down(other->cluster, frozen->node), "has not been heard for 2.");
     frozen->frozen = false;
     WAIT_FOR(frozen->n_received[other->node] == 5, 5000);
@@ -238,7 +238,7 @@ static void test_frozen_node_0(void **userdata)
     expect_noticed(&a, &b);
 }
 
-/* No end of the connection is seen, nothing comes: both notice, and both find each other again. */
+/* No bytes arrive, and the connection's end is not seen. Both nodes notice the silence, and connect again later. */
 static void test_black_hole(void **userdata)
 {
     (void)userdata;
@@ -253,7 +253,7 @@ static void test_black_hole(void **userdata)
     end();
 }
 
-/* A node that was not run for a while must not blame the others for it. */
+/* A node that slept must not count its own sleep as the silence of others. */
 static void test_own_sleep(void **userdata)
 {
     (void)userdata;
@@ -284,7 +284,7 @@ static void test_reborn(void **userdata)
     node_stop(&b);
     WAIT_FOR(!node_is_up(&a, 1), 1000);
     for (unsigned i = 0; i < 10; i++)
-        node_send(&a, 1, 10); /* for the one that is gone */
+        node_send(&a, 1, 10); /* for the process that has ended */
     node_start(&b, &(struct node_options){.node = 1});
     b.has_run = true;
     node_send(&b, 0, 10);
@@ -295,9 +295,9 @@ static void test_reborn(void **userdata)
     assert_int_equal(a.n_reborn_at_up[1], 1); /* before up() */
     assert_int_equal(b.n_reborn[0], 0);
     turn_for(300);
-    assert_int_equal(b.n_received[0], 1); /* what was sent in reborn(), and nothing of before */
+    assert_int_equal(b.n_received[0], 1); /* only what was sent in reborn(), nothing from before */
 
-    /* The other way round: node 0 is a new process. */
+    /* Now node 0 is the new process. */
     node_stop(&a);
     WAIT_FOR(!node_is_up(&b, 0), 1000);
     node_start(&a, &(struct node_options){.node = 0});
@@ -310,7 +310,7 @@ static void test_reborn(void **userdata)
     end();
 }
 
-/* While a node is frozen another process takes its place; the first must not continue where it was. */
+/* Another process takes a frozen node's place. When the frozen process continues, it must not get the place back. */
 static void test_one_that_was_replaced(void **userdata)
 {
     (void)userdata;
@@ -320,7 +320,7 @@ static void test_one_that_was_replaced(void **userdata)
     WAIT_FOR(a.n_received[1] == 3, 2000);
     b.frozen = true;
     node_start(&c, &(struct node_options){.node = 1});
-    WAIT_FOR(node_is_up(&c, 0), 3000); /* at once: a new connection takes the place of the old one */
+    WAIT_FOR(node_is_up(&c, 0), 3000); /* at once, because its connection replaces the old one */
     assert_int_equal(a.n_reborn[1], 1);
     SAYS(a.why[1], "made a new connection");
     node_stop(&c);
@@ -376,7 +376,7 @@ static void test_replayed(void **userdata)
     expect_dropped_with(proxy.recorded, proxy.n_recorded, SECURE_STREAM_HELLO_BYTES,
                         "could not be opened with our key");
     turn_for(200);
-    assert_int_equal(a.n_received[1], 21); /* the one of expect_undisturbed() */
+    assert_int_equal(a.n_received[1], 21); /* the message of expect_undisturbed() */
     end();
 }
 
@@ -396,7 +396,7 @@ static void test_other_bytes(void **userdata)
     end();
 }
 
-/* A hello of a node, as anybody can make it. */
+/* Makes a node's hello, which needs no key. */
 static void make_hello(struct secure_stream *stream, unsigned node)
 {
     struct secure_stream_key key;
@@ -427,7 +427,7 @@ static void test_hello_and_nonsense(void **userdata)
 
     for (unsigned i = 0; i < 2; i++) {
         begin_up(false);
-        make_hello(&stream, i == 0 ? 0 : 7); /* node 0 is who is called; there is no node 7 */
+        make_hello(&stream, i == 0 ? 0 : 7); /* node 0 cannot connect to itself; there is no node 7 */
         expect_dropped_with(stream.hello, SECURE_STREAM_HELLO_BYTES, 0,
                             i == 0 ? "it says it is node 0" : "it says it is node 7");
         secure_stream_deinit(&stream);
@@ -442,7 +442,7 @@ static void test_hello_and_nonsense(void **userdata)
     end();
 }
 
-/* Half a handshake, and nothing more. */
+/* A stranger sends half a hello, and then is silent. */
 static void test_half_and_silence(void **userdata)
 {
     uint64_t since_ms;
@@ -458,7 +458,7 @@ static void test_half_and_silence(void **userdata)
     end();
 }
 
-/* A bit is flipped on a link that stands: it is made anew, and nothing is lost. */
+/* A bit of a link that is up is flipped. The nodes connect again, and no message is lost. */
 static void test_flipped_bit(void **userdata)
 {
     (void)userdata;
@@ -496,16 +496,16 @@ static void test_thousand_connections(void **userdata)
     turn_for(200);
     for (unsigned i = 0; i < N; i++)
         n_dropped += is_dropped(fds[i]);
-    assert_true(n_dropped >= N - 18); /* 16, and one per node, may be waiting */
+    assert_true(n_dropped >= N - 18); /* 16, and one for each node, may wait */
     assert_true(n_dropped < N);
     assert_int_equal(n_logged("have not identified themselves either"), 1);
     expect_undisturbed();
 
-    /* A node still gets in at once, while more and more come. */
+    /* A node can still connect at once, while more strangers connect. */
     node_stop(&b);
     WAIT_FOR(!node_is_up(&a, 1), 1000);
     node_start(&b, &(struct node_options){.node = 1});
-    for (unsigned i = 100; i < N - 100 && !both_up(); i++) { /* those have been dropped */
+    for (unsigned i = 100; i < N - 100 && !both_up(); i++) { /* these were dropped */
         close(fds[i]);
         fds[i] = knock();
         if (i % 3 == 0)
@@ -550,7 +550,7 @@ static void test_different(void **userdata)
                      "job is \"other\" there and \"train\" here");
 }
 
-/* Each node has these for itself. */
+/* These keys may differ between nodes. */
 static void test_own_keys_may_differ(void **userdata)
 {
     (void)userdata;
@@ -561,7 +561,7 @@ static void test_own_keys_may_differ(void **userdata)
     end();
 }
 
-/* A peer made by hand, which holds the key. */
+/* A peer that the test plays. It has the key. */
 struct peer {
     int fd;
     struct secure_stream stream;
@@ -624,7 +624,7 @@ static struct link_frame introduction(uint64_t incarnation, const char *text)
                                .n_bytes = strlen(text)};
 }
 
-/* The text that must be alike on all nodes, as node 0 sends it, but with this version. */
+/* Writes the text that must be equal on all nodes, as node 0 sends it, but with this version. */
 static void alike_text(char *text, size_t size, const char *version)
 {
     _cleanup_free_ char *shared = config_shared_text(a.config);
@@ -646,7 +646,7 @@ static void test_other_version(void **userdata)
     said = introduction(77, text);
     peer_meet(&peer);
     peer_say(&peer, &said);
-    /* Node 0 sends its own text, so that the peer can name the difference. */
+    /* Node 0 sends its own text, so that the peer can report the difference. */
     peer_read(&peer, 0, &sealed);
     assert_int_equal(link_frame_unpack(&frame, sealed.data, sealed.n_bytes), 0);
     assert_int_equal(frame.kind, LINK_FRAME_INTRODUCTION);
@@ -659,7 +659,7 @@ static void test_other_version(void **userdata)
     harness_end();
 }
 
-/* A message that comes again, as from a peer that has missed how far we are, is not told again. */
+/* A message that arrives again is not delivered again. A peer resends it if it does not know that it has arrived. */
 static void test_told_once(void **userdata)
 {
     const struct link_frame first = {.kind = LINK_FRAME_MESSAGE, .number = 1},
@@ -680,7 +680,7 @@ static void test_told_once(void **userdata)
     peer_say(&peer, &first);
     peer_say(&peer, &second);
     peer_say(&peer, &first);
-    while (frame.kind != LINK_FRAME_HEARTBEAT || frame.n_received < 2) { /* peer_read() does not wait for ever */
+    while (frame.kind != LINK_FRAME_HEARTBEAT || frame.n_received < 2) { /* peer_read() fails after a while */
         peer_read(&peer, 0, &sealed);
         assert_int_equal(link_frame_unpack(&frame, sealed.data, sealed.n_bytes), 0);
     }
@@ -692,12 +692,12 @@ static void test_told_once(void **userdata)
     harness_end();
 }
 
-/* A peer that holds the key and breaks the rules is dropped, too, and harms no node. */
+/* A peer that has the key but breaks the protocol is dropped, and harms no node. */
 static void test_broken_rules(void **userdata)
 {
     const struct link_frame sins[] = {
-        {.kind = LINK_FRAME_MESSAGE, .number = 2},       /* 1 has not come */
-        {.kind = LINK_FRAME_HEARTBEAT, .n_received = 1}, /* nothing was sent */
+        {.kind = LINK_FRAME_MESSAGE, .number = 2},       /* message 1 is missing */
+        {.kind = LINK_FRAME_HEARTBEAT, .n_received = 1}, /* no message was sent */
         {.kind = LINK_FRAME_INTRODUCTION, .introduction = {.incarnation = 5}},
     };
     const struct link_frame heartbeat = {.kind = LINK_FRAME_HEARTBEAT}, farewell = {.kind = LINK_FRAME_FAREWELL};
@@ -720,7 +720,7 @@ static void test_broken_rules(void **userdata)
         SAYS(a.why[1], "a frame came that cannot come now");
         peer_end(&peer);
     }
-    for (unsigned i = 0; i < 2; i++) { /* not introduced */
+    for (unsigned i = 0; i < 2; i++) { /* before its introduction */
         peer_meet(&peer);
         peer_say(&peer, i == 0 ? &heartbeat : &farewell);
         (void)wait_until_dropped(peer.fd, 1000);
@@ -759,7 +759,7 @@ static void test_shared_text(void **userdata)
         assert_int_equal(config_shared_difference(here, cases[i].there, sentence, sizeof(sentence)), cases[i].n);
         assert_string_equal(sentence, cases[i].sentence);
     }
-    /* Of long values, the part where they differ is shown. */
+    /* Of long values, only the part that differs is shown. */
     snprintf(a_long, sizeof(a_long), "nodes: %0150d1 tail of mine\n", 0);
     snprintf(b_long, sizeof(b_long), "nodes: %0150d2 tail of his\n", 0);
     assert_int_equal(config_shared_difference(a_long, b_long, sentence, sizeof(sentence)), 1);
@@ -796,7 +796,9 @@ static void test_what_is_shared(void **userdata)
 
 /* ---- limits and ends ----------------------------------------------------------------------------------- */
 
-/* A peer for which too many messages are kept cannot continue; another process in its place can. */
+/*
+ * When too many messages wait for a peer, it is given up, and cannot continue. A new process in its place can connect.
+ */
 static void test_given_up(void **userdata)
 {
     static uint8_t data[CLUSTER_MAX_MESSAGE_BYTES];
@@ -806,13 +808,13 @@ static void test_given_up(void **userdata)
     begin_up(true);
     node_send(&b, 0, 10);
     WAIT_FOR(a.n_received[1] == 1, 1000);
-    proxy.hole = true; /* not silent for long enough to be noticed */
+    proxy.hole = true; /* silent, but not long enough to be noticed */
     while (cluster_send(a.cluster, 1, data, sizeof(data)) == 0)
         n++;
     assert_in_range(n, 62, 64);
     assert_int_equal(cluster_send(a.cluster, 1, data, 1), -ENOMEM);
     assert_false(cluster_is_up(a.cluster, 1));
-    assert_int_equal(a.n_down[1], 0); /* not from within cluster_send() */
+    assert_int_equal(a.n_down[1], 0); /* not called inside cluster_send() */
     turn_for(300);
     assert_int_equal(a.n_down[1], 1);
     SAYS(a.why[1], "is given up");
@@ -845,7 +847,7 @@ static void write_file(const char *path, mode_t mode, const void *data, size_t n
 {
     int fd;
 
-    (void)chmod(path, 0600); /* what an earlier one has left */
+    (void)chmod(path, 0600); /* for a file that an earlier test left */
     fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     assert_true(fd >= 0);
     assert_int_equal(write(fd, data, n_bytes), n_bytes);
@@ -885,7 +887,7 @@ static void test_key_files(void **userdata)
         if (i == 1)
             first = key;
         if (i == 2)
-            assert_memory_equal(&key, &first, sizeof(key)); /* the newline does not count */
+            assert_memory_equal(&key, &first, sizeof(key)); /* without the newline */
     }
     if (geteuid() == 0) {
         write_file(path, 0400, cases[1].data, cases[1].n_bytes);
@@ -904,14 +906,14 @@ static void test_cannot_start(void **userdata)
 {
     (void)userdata;
     harness_begin();
-    expect_no_start(&(struct node_options){.node = 0}, -EINVAL, "has 0 bytes"); /* the key was not written yet */
+    expect_no_start(&(struct node_options){.node = 0}, -EINVAL, "has 0 bytes"); /* as if the key was not written yet */
     node_start(&c, &(struct node_options){.node = 0});
     expect_no_start(&(struct node_options){.node = 0}, -EADDRINUSE, "cannot listen at 127.0.0.1:");
     node_stop(&c);
     harness_end();
 }
 
-/* The owner may close from within what it is told. */
+/* The owner may close the cluster inside each of its callbacks. */
 static void test_closed_in_callbacks(void **userdata)
 {
     (void)userdata;
@@ -944,7 +946,7 @@ static void test_log_limit(void **userdata)
     log_forget();
     log_limited(&limit, 5000, 4, "line %d", 1);
     assert_int_equal(n_logged("line 1"), 1);
-    assert_true(log_limit_until_ms(&limit) == UINT64_MAX); /* none is held */
+    assert_true(log_limit_until_ms(&limit) == UINT64_MAX); /* no line is held back */
     for (int i = 2; i <= 9; i++)
         log_limited(&limit, 5000 + LOG_LIMIT_MS - 1, 4, "line %d", i);
     log_limit_flush(&limit, 5000 + LOG_LIMIT_MS - 1);
@@ -955,7 +957,7 @@ static void test_log_limit(void **userdata)
     log_limited(&limit, 5000 + LOG_LIMIT_MS + 1, 4, "line %d", 10);
     assert_int_equal(n_logged_in_all(), 2);
     log_limited(&limit, 5000 + 3 * LOG_LIMIT_MS, 4, "line %d", 11);
-    assert_int_equal(n_logged_in_all(), 3); /* 10 is told at last, and 11 waits */
+    assert_int_equal(n_logged_in_all(), 3); /* the line about 10 came last, 11 waits */
     log_limit_flush(&limit, 5000 + 4 * LOG_LIMIT_MS);
     assert_int_equal(n_logged("line 11"), 1);
     log_limit_flush(&limit, 5000 + 9 * LOG_LIMIT_MS);

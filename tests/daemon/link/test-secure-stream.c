@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Two ends of a connection as two arrays of bytes: what opens, and that nothing else does. */
+/* Two ends of a connection as two arrays of bytes. Tests which frames can be opened, and that no others can. */
 
 #include <endian.h>
 #include <setjmp.h>
@@ -17,7 +17,7 @@
 
 enum { MAX_FRAME = 4096, WIRE_BYTES = 64 * 1024 };
 
-/* Bytes that one end has sent and the other has not been fed. */
+/* Bytes that one end has sent, and that were not fed to the other end. */
 struct wire {
     uint8_t bytes[WIRE_BYTES];
     size_t n_bytes;
@@ -65,7 +65,7 @@ static void say(struct end *end, const void *data, size_t n_bytes)
     end->said.n_bytes += n_sealed;
 }
 
-/* Feeds what an end has said to the other, all at once. */
+/* Feeds all bytes that one end has sent to the other end. */
 static void carry(struct end *from, struct end *to)
 {
     assert_int_equal(secure_stream_feed(&to->stream, from->said.bytes, from->said.n_bytes), 0);
@@ -106,7 +106,7 @@ static void expect_frame(struct end *end, const void *data, size_t n_bytes)
     assert_memory_equal(frame.data, data, n_bytes);
 }
 
-/* The stream fails, repeats its failure at the next call, and accepts no more bytes. */
+/* Asserts that the stream fails, returns the same failure again, and accepts no more bytes. */
 static void expect_failure(struct end *end, int failure)
 {
     static const uint8_t more[100];
@@ -171,7 +171,7 @@ static void test_byte_by_byte(void **userdata)
             assert_true(r == SECURE_STREAM_MET || (frame.n_bytes == 5 && memcmp(frame.data, "frame", 5) == 0));
             assert_int_equal(n_met, 1);
         }
-        /* No frame before its last byte. */
+        /* A frame is complete only with its last byte. */
         assert_int_equal(n_frames, i + 1 < SECURE_STREAM_HELLO_BYTES + SECURE_STREAM_HEADER_BYTES
                                        ? 0
                                        : (i + 1 - SECURE_STREAM_HELLO_BYTES - SECURE_STREAM_HEADER_BYTES) /
@@ -181,7 +181,7 @@ static void test_byte_by_byte(void **userdata)
     pair_deinit();
 }
 
-/* The bytes on the wire do not contain the messages, and one message sent twice has different bytes. */
+/* The sent bytes do not contain the messages. The same message has other bytes when it is sent again. */
 static void test_is_secret(void **userdata)
 {
     static const char text[] = "zero_optimization.stage: 3";
@@ -223,7 +223,10 @@ static void test_other_key(void **userdata)
     }
 }
 
-/* Another job with the same key proves itself: that it is another is said by name, over the sealed connection. */
+/*
+ * Another job with the same key passes the handshake. The difference is then reported by the jobs' names, in sealed
+ * frames.
+ */
 static void test_other_job(void **userdata)
 {
     (void)userdata;
@@ -240,7 +243,7 @@ static void test_other_job(void **userdata)
     pair_deinit();
 }
 
-/* Recorded bytes of an end cannot be used in another connection, where the other end has another nonce. */
+/* Recorded bytes cannot be used in another connection, because its other end has another nonce. */
 static void test_replayed(void **userdata)
 {
     struct wire recorded;
@@ -260,7 +263,7 @@ static void test_replayed(void **userdata)
     expect_failure(&victim, SECURE_STREAM_E_FORGED);
     secure_stream_deinit(&victim.stream);
 
-    /* A frame that has been opened cannot be opened again either. */
+    /* The same frame cannot be opened twice. */
     carry(&pair.connecting, &pair.listening);
     expect_frame(&pair.listening, "decided", 7);
     assert_int_equal(secure_stream_feed(&pair.listening.stream,
@@ -271,7 +274,7 @@ static void test_replayed(void **userdata)
     pair_deinit();
 }
 
-/* A daemon that hears itself. */
+/* A daemon gets its own bytes back. */
 static void test_reflected(void **userdata)
 {
     struct end mirror;
@@ -289,7 +292,7 @@ static void test_reflected(void **userdata)
     pair_deinit();
 }
 
-/* Frames out of order, or one left out. */
+/* Frames that are exchanged or left out cannot be opened. */
 static void test_reordered(void **userdata)
 {
     size_t n_first;
@@ -308,7 +311,10 @@ static void test_reordered(void **userdata)
     pair_deinit();
 }
 
-/* Every single bit of a conversation matters, from the hello to the last frame's last byte. */
+/*
+ * Flips every bit of a conversation, from the hello to the end of the last frame. None of these conversations is
+ * accepted.
+ */
 static void test_flipped_bits(void **userdata)
 {
     size_t n_said = SECURE_STREAM_HELLO_BYTES + SECURE_STREAM_HEADER_BYTES + SECURE_STREAM_OVERHEAD_BYTES + 3;
@@ -329,7 +335,7 @@ static void test_flipped_bits(void **userdata)
         do {
             r = secure_stream_next(&pair.listening.stream, &frame);
         } while (r == SECURE_STREAM_MET);
-        /* A length made longer waits for bytes that will not come; everything else is seen at once. */
+        /* With a larger length, the stream waits for more bytes. Every other change is noticed at once. */
         assert_true(r == SECURE_STREAM_E_STRANGER || r == SECURE_STREAM_E_VERSION || r == SECURE_STREAM_E_LENGTH ||
                     r == SECURE_STREAM_E_FORGED ||
                     (r == SECURE_STREAM_AGAIN && bit / 8 >= SECURE_STREAM_HELLO_BYTES + SECURE_STREAM_HEADER_BYTES &&
@@ -367,7 +373,7 @@ static void test_strangers(void **userdata)
     }
 }
 
-/* A length is judged by its four bytes: nothing is kept for what will be refused. */
+/* A length is checked when its four bytes are there, and no memory is allocated for a frame that is refused. */
 static void test_lengths(void **userdata)
 {
     static const struct {
@@ -405,7 +411,7 @@ static void test_wiped(void **userdata)
     (void)userdata;
     pair_init();
     pair_meet();
-    /* The shared key has done its part by now. */
+    /* The shared key is wiped after the handshake. */
     assert_memory_equal(&pair.connecting.stream.key, &no_key, sizeof(no_key));
     pair_deinit();
     assert_memory_equal(&pair.connecting.stream, &empty, sizeof(empty));
@@ -464,7 +470,7 @@ static void test_frames_that_are_none(void **userdata)
          "\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0a\0b",
          37},                        /* a text with a zero byte */
         {"\2\0\0\0\0\0\0\0\0x", 10}, /* message 0 */
-        {"\3\1\0\0\0\0\0\0\0x", 10}, /* a heartbeat with something behind it */
+        {"\3\1\0\0\0\0\0\0\0x", 10}, /* a heartbeat with extra bytes */
         {"\4a\0b", 4},               /* a sentence with a zero byte */
     };
     static uint8_t long_farewell[LINK_FRAME_MAX_WHY + 2];
@@ -508,16 +514,16 @@ static void test_mailbox(void **userdata)
         assert_int_equal(mailbox_put(&mailbox, &i, 1), 0);
     expect_taken(&mailbox, 1);
     expect_taken(&mailbox, 2);
-    assert_int_equal(mailbox_acknowledge(&mailbox, 3), MAILBOX_E_GAP); /* never sent */
+    assert_int_equal(mailbox_acknowledge(&mailbox, 3), MAILBOX_E_GAP); /* not sent yet */
     assert_int_equal(mailbox_acknowledge(&mailbox, 1), 0);
-    mailbox_rewind(&mailbox); /* a new connection, and 2 was lost with the old one */
+    mailbox_rewind(&mailbox); /* a new connection; message 2 was lost with the old one */
     expect_taken(&mailbox, 2);
     expect_taken(&mailbox, 3);
     mailbox_rewind(&mailbox);
-    assert_int_equal(mailbox_acknowledge(&mailbox, 3), 0); /* nothing was: it came late */
+    assert_int_equal(mailbox_acknowledge(&mailbox, 3), 0); /* an old acknowledgement: 2 and 3 were not lost */
     expect_taken(&mailbox, 4);
     expect_taken(&mailbox, 0);
-    assert_int_equal(mailbox_acknowledge(&mailbox, 2), 0); /* old news */
+    assert_int_equal(mailbox_acknowledge(&mailbox, 2), 0); /* known already */
     assert_int_equal(mailbox.n_acknowledged, 3);
     assert_int_equal(mailbox_acknowledge(&mailbox, 4), 0);
     assert_int_equal(mailbox.n_bytes, 0);

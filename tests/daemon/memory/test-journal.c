@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The journal: what was recorded is read in order, a turn is one moment, and damage is noticed. */
+/*
+ * The journal: records are read in the order in which they were written, a turn takes effect at once, and damage is
+ * noticed.
+ */
 
 #include <errno.h>
 #include <setjmp.h>
@@ -68,7 +71,7 @@ static void test_turns(void **state)
     uint64_t at = 0;
 
     (void)state;
-    add(journal, JOURNAL_REQUEST, 1, "before the first head", ""); /* belongs to no step */
+    add(journal, JOURNAL_REQUEST, 1, "before the first head", ""); /* before the first turn, so in no log */
     journal_turn(journal, "first", 5);
     assert_true(journal_is_valid(journal));
     expect_head(journal, "first");
@@ -108,7 +111,7 @@ static void test_base(void **state)
     journal_found(journal, JOURNAL_CONFIG, "a 1\n", 4);
     journal_found(journal, JOURNAL_DECLARE, "param", 5);
     journal_turn(journal, "head", 4);
-    journal_turn(journal, "head", 4); /* the base stays */
+    journal_turn(journal, "head", 4); /* a turn keeps the base */
     assert_true(journal_read_base(journal, &at, &record));
     assert_int_equal(record.type, JOURNAL_CONFIG);
     assert_memory_equal(record.data, "a 1\n", 4);
@@ -118,7 +121,7 @@ static void test_base(void **state)
     journal_free(journal);
 }
 
-/* More than is reserved at a time. */
+/* A log that is larger than what is reserved at once. */
 static void test_long_log(void **state)
 {
     enum { N = 3000, SIZE = 1000 };
@@ -153,14 +156,14 @@ static void test_damage(void **state)
     journal_turn(journal, "head", 4);
     add(journal, JOURNAL_REQUEST, 1, "record", "");
     assert_true(journal_read(journal, &at, &record));
-    ((uint32_t *)(uintptr_t)record.data)[-4] = 1000; /* its size: beyond what was written */
+    ((uint32_t *)(uintptr_t)record.data)[-4] = 1000; /* its size, now beyond the written bytes */
     expect_end(journal, 0);
     ((char *)(uintptr_t)journal_head(journal, &n_bytes))[2] = 'x';
     assert_null(journal_head(journal, &n_bytes));
     journal_free(journal);
 }
 
-/* The first page, as the file has it: another daemon may have been killed between any two of its stores. */
+/* The first page as it is in the file. A daemon may be killed between any two of its stores. */
 struct first_page {
     uint64_t magic;
     uint32_t version, current;
@@ -173,7 +176,7 @@ static struct first_page *first_page(const struct journal *journal)
     size_t n_bytes;
     const uint8_t *head;
 
-    /* The head that begins first lies behind the page and the base. */
+    /* The first head is behind the page and the base. */
     head = journal_head(journal, &n_bytes);
     return (struct first_page *)(uintptr_t)(head - (UINT64_C(1) << 30) - 65536);
 }
@@ -191,14 +194,14 @@ static void test_first_page(void **state)
     assert_false(journal_is_damaged(journal));
     add(journal, JOURNAL_REQUEST, 1, "record", "");
 
-    page->check = 0; /* of a version that writes none */
+    page->check = 0; /* by a version that writes no check */
     assert_false(journal_is_damaged(journal));
     page->check = ~UINT32_C(0); /* killed while it cleared the journal */
     assert_false(journal_is_damaged(journal));
     page->check = ~UINT32_C(1);
     page->current = 2; /* killed in the turn */
     assert_false(journal_is_damaged(journal));
-    page->tails[1] = 16; /* the head before, whose log has records */
+    page->tails[1] = 16; /* the other head, whose log has records */
     assert_true(journal_is_damaged(journal));
     page->current = 0;
     assert_true(journal_is_damaged(journal));
@@ -216,7 +219,7 @@ static void test_first_page(void **state)
     journal_free(journal);
 }
 
-/* One event could not be recorded: from then on the journal is not valid, until another job is founded. */
+/* When an event could not be recorded, the journal is invalid until another job is founded. */
 static void test_gives_up(void **state)
 {
     struct journal *journal = make();
@@ -247,7 +250,7 @@ static void test_beat(void **state)
     journal_free(journal);
 }
 
-/* Nobody keeps the memory: a job calls all the same. */
+/* All calls accept NULL, because a job without a kept journal makes them as well. */
 static void test_none(void **state)
 {
     (void)state;

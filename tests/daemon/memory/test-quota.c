@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Limits of memory: quotas and charges; the free memory of the machine and the cgroup, read from made-up /proc
- * and /sys trees; and the budget by which a job is admitted, which must equal the real size of its tables.
+ * Limits of memory: quotas and charges; free memory of the machine and the cgroup, read from invented /proc and /sys
+ * trees; and the budget for admitting a job, which must equal the real size of its tables.
  */
 
 #include <ftw.h>
@@ -42,7 +42,7 @@ static void test_charge(void **state)
     assert_int_equal(first.amount, 60);
     assert_int_equal(quota_charge(&quota, &second, 41), QUOTA_E_OVER);
     assert_int_equal(quota.used, 60);
-    assert_null(second.quota); /* nothing to give back */
+    assert_null(second.quota); /* the second has no charge */
     charge_deinit(&second);
     assert_int_equal(quota.used, 60);
 
@@ -50,15 +50,15 @@ static void test_charge(void **state)
     assert_int_equal(quota.used, 100);
     charge_deinit(&first);
     assert_int_equal(quota.used, 40);
-    charge_deinit(&first); /* twice is fine */
+    charge_deinit(&first); /* a second call does nothing */
     assert_int_equal(quota.used, 40);
-    assert_int_equal(quota_charge(&quota, &first, 60), 0); /* and it can be used again */
+    assert_int_equal(quota_charge(&quota, &first, 60), 0); /* the charge can be used again */
     charge_deinit(&first);
     charge_deinit(&second);
     assert_int_equal(quota.used, 0);
 }
 
-/* A charge that grows. If that is refused, it keeps its old amount. */
+/* A charge may grow. If its growth is refused, the charge keeps its amount. */
 static void test_charge_more(void **state)
 {
     struct quota quota = {.limit = 100};
@@ -101,7 +101,7 @@ static void test_charge_edges(void **state)
 
 /* ---- the machine --------------------------------------------------------------------------------------- */
 
-/* A folder of its own for each test, with what stands for /proc and /sys/fs/cgroup in it. */
+/* Each test has a folder of its own, with files instead of /proc and /sys/fs/cgroup. */
 struct fixture {
     char root[64], proc[96], cgroup[96];
 };
@@ -134,7 +134,7 @@ static int teardown(void **state)
     return nftw(f->root, remove_entry, 8, FTW_DEPTH | FTW_PHYS);
 }
 
-/* Writes a file and the folders above it. */
+/* Writes a file, and makes the folders above it. */
 static void put(const char *root, const char *name, const char *text)
 {
     char path[512];
@@ -161,7 +161,7 @@ static void assert_headroom(const struct fixture *f, uint64_t available_bytes, u
     assert_int_equal(headroom.cgroup_bytes, cgroup_bytes);
 }
 
-/* A container without these files must not stop a job. */
+/* A container without these files does not prevent a job. */
 static void test_nothing_to_read(void **state)
 {
     const struct fixture *f = *state;
@@ -193,12 +193,12 @@ static void test_unified(void **state)
 
     put(f->proc, "self/cgroup", "0::/system.slice/zerod@a.service\n");
     put(f->cgroup, "system.slice/zerod@a.service/memory.max", "10485760\n");
-    assert_headroom(f, NONE, NONE); /* a limit alone says nothing */
+    assert_headroom(f, NONE, NONE); /* a limit without usage has no effect */
     put(f->cgroup, "system.slice/zerod@a.service/memory.current", "3145728\n");
     assert_headroom(f, NONE, MIB(7));
     put(f->cgroup, "system.slice/zerod@a.service/memory.current", "10485760\n");
     assert_headroom(f, NONE, 0);
-    put(f->cgroup, "system.slice/zerod@a.service/memory.current", "10485761\n"); /* lowered since */
+    put(f->cgroup, "system.slice/zerod@a.service/memory.current", "10485761\n"); /* the limit was lowered later */
     assert_headroom(f, NONE, 0);
     put(f->cgroup, "system.slice/zerod@a.service/memory.max", "max\n");
     assert_headroom(f, NONE, NONE);
@@ -206,7 +206,7 @@ static void test_unified(void **state)
     assert_headroom(f, NONE, 0);
 }
 
-/* Page cache is given back before anybody is killed, so it is not in the way. */
+/* Page cache counts as free, because the kernel drops it before it kills any process. */
 static void test_inactive_file(void **state)
 {
     const struct fixture *f = *state;
@@ -216,7 +216,7 @@ static void test_inactive_file(void **state)
     put(f->cgroup, "a/memory.current", "9437184\n");
     put(f->cgroup, "a/memory.stat", "anon 1048576\nfile 8388608\nactive_file 4194304\ninactive_file 4194304\nslab 9\n");
     assert_headroom(f, NONE, MIB(5));
-    put(f->cgroup, "a/memory.stat", "inactive_file 99999999\n"); /* the two files are not of one moment */
+    put(f->cgroup, "a/memory.stat", "inactive_file 99999999\n"); /* the kernel does not write both files at once */
     assert_headroom(f, NONE, MIB(10));
 }
 
@@ -237,14 +237,14 @@ static void test_walk_up(void **state)
     put(f->cgroup, "memory.max", "3145728\n");
     put(f->cgroup, "memory.current", "1048576\n");
     assert_headroom(f, NONE, MIB(2));
-    put(f->cgroup, "../memory.max", "5\n"); /* above the root is not ours */
+    put(f->cgroup, "../memory.max", "5\n"); /* above the root, so it does not count */
     put(f->cgroup, "../memory.current", "1\n");
-    put(f->cgroup, "a/other/memory.max", "1\n"); /* nor is a sibling */
+    put(f->cgroup, "a/other/memory.max", "1\n"); /* a sibling does not count */
     put(f->cgroup, "a/other/memory.current", "0\n");
     assert_headroom(f, NONE, MIB(2));
 }
 
-/* In a container the path of the host is not there, but the container's limit is at the root. */
+/* In a container the host's path does not exist. The container's limit is at the root. */
 static void test_container(void **state)
 {
     const struct fixture *f = *state;
@@ -262,7 +262,7 @@ static void test_version_1(void **state)
     const struct fixture *f = *state;
 
     put(f->proc, "self/cgroup", "12:cpu,cpuacct:/a\n9:memory:/a\n8:memoryish:/b\n1:name=systemd:/a\n");
-    put(f->cgroup, "memory/a/memory.limit_in_bytes", "9223372036854771712\n"); /* its way to say none */
+    put(f->cgroup, "memory/a/memory.limit_in_bytes", "9223372036854771712\n"); /* means no limit */
     put(f->cgroup, "memory/a/memory.usage_in_bytes", "1048576\n");
     assert_headroom(f, NONE, NONE);
     put(f->cgroup, "memory/memory.limit_in_bytes", "10485760\n");
@@ -271,13 +271,13 @@ static void test_version_1(void **state)
     assert_headroom(f, NONE, MIB(8));
 }
 
-/* Both hierarchies at once: the memory controller is in one of them, but a limit is a limit. */
+/* Both hierarchies exist. The memory controller is only in one of them, but a limit counts in either. */
 static void test_hybrid(void **state)
 {
     const struct fixture *f = *state;
 
     put(f->proc, "self/cgroup", "9:memory:/a:b\n0::/u\n");
-    put(f->cgroup, "memory/a:b/memory.limit_in_bytes", "10485760\n"); /* a name may have colons */
+    put(f->cgroup, "memory/a:b/memory.limit_in_bytes", "10485760\n"); /* the name has a colon */
     put(f->cgroup, "memory/a:b/memory.usage_in_bytes", "1048576\n");
     assert_headroom(f, NONE, MIB(9));
     put(f->cgroup, "u/memory.max", "4194304\n");
@@ -290,13 +290,13 @@ static void test_hybrid(void **state)
 static void test_tickets(void **state)
 {
     (void)state;
-    /* A parcel may wait in one micro-batch while it is filled in the next. */
+    /* A parcel may have a slot in one micro-batch while its slot of the next is filled. */
     for (uint64_t n = 0; n < 30000; n += 999)
         assert_true(budget_n_tickets(n) > 2 * n);
     assert_true(budget_n_tickets(0) > 0);
     for (uint64_t n = 1; n < 100000; n += 777)
         assert_true(budget_n_tickets(n) >= budget_n_tickets(n - 1));
-    assert_int_equal(budget_n_tickets(UINT32_MAX), budget_n_tickets(UINT64_C(1) << 40)); /* bounded */
+    assert_int_equal(budget_n_tickets(UINT32_MAX), budget_n_tickets(UINT64_C(1) << 40)); /* limited */
     for (unsigned shift = 32; shift < 64; shift++)
         assert_int_equal(budget_n_tickets(UINT64_C(1) << shift), budget_n_tickets(UINT32_MAX));
     assert_int_equal(budget_n_tickets(UINT64_MAX), budget_n_tickets(UINT32_MAX));
@@ -326,7 +326,7 @@ static struct plan_options options_of(const char *text, const struct layout *lay
     return options;
 }
 
-/* Models on GPUs: a ring holds a micro-batch if there is room for it, and if the file does not want it small. */
+/* With models on GPUs, a ring has room for a micro-batch if the GPU has that room, and overlap_comm is not off. */
 static void test_budget_of_gpu_room(void **state)
 {
     struct layout *layout = make_layout();
@@ -354,7 +354,7 @@ static void test_budget_settings(void **state)
 
     (void)state;
     assert_int_equal(options.stage, 1);
-    assert_int_equal(options.n_moments, 2); /* AdamW unless told */
+    assert_int_equal(options.n_moments, 2); /* the default optimizer is AdamW */
     assert_int_equal(options.moments_dtype, DTYPE_F32);
     assert_int_equal(options_of(MINIMAL "bf16: {bf16_optimizer_states: true}\n", layout, ranks).moments_dtype,
                      DTYPE_BF16);
@@ -368,7 +368,7 @@ static void test_budget_settings(void **state)
     assert_int_equal(options.staging_bytes, 0);
     assert_false(options.ring_holds_all);
     options = options_of(MINIMAL, layout, (struct budget_ranks){.n_local = 1});
-    assert_true(options.ring_holds_all); /* a node's only rank of several: its slots travel */
+    assert_true(options.ring_holds_all); /* a node's only rank sends its slots to other nodes */
 
     options = options_of(MINIMAL "zero_optimization: {stage: 2, overlap_comm: false}\nweights: private\n"
                                  "optimizer: {type: SGD, params: {lr: 0.1}}\n",
@@ -389,7 +389,9 @@ static void test_budget_settings(void **state)
     layout_free(layout);
 }
 
-/* Several nodes on GPUs: a copy of the initial weights, and of masters beside them. Two ranks own half of 2,048. */
+/*
+ * Several nodes on GPUs stage a copy of the initial weights and of the masters. Two ranks own half of 2,048 elements.
+ */
 static void test_budget_of_staging(void **state)
 {
     static const struct {
@@ -418,7 +420,7 @@ static void test_budget_of_staging(void **state)
     layout_free(layout);
 }
 
-/* The budget of a rank's tables equals what ring_new() allocates. */
+/* The budget for a rank's tables is exactly what ring_new() allocates. */
 static void test_budget_tables(void **state)
 {
     struct layout *layout = make_layout();
@@ -440,7 +442,7 @@ static void test_budget_tables(void **state)
     layout_free(layout);
 }
 
-/* A layout that stands for a larger model: its rings are the larger model's. */
+/* A layout can stand for a larger model. Its rings then have the larger model's size. */
 static void test_budget_of_a_larger_model(void **state)
 {
     struct layout *layout = make_layout();

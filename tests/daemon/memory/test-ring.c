@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The ring: which tickets and places a push may name, that both sides count credits alike, and that the
- * overflow extents never overlap nor lose their pages while they are in use. What a client says is
- * hostile here: wrong uses, places outside the segment, sums that wrap around.
+ * The ring: which tickets and places a push may name, that both sides count credits in the same way, and that overflow
+ * extents neither overlap nor lose their pages while they are in use. Clients are hostile: they send wrong uses, places
+ * outside the segment, and sums that wrap around.
  */
 
 #include <setjmp.h>
@@ -67,7 +67,7 @@ static int setup(void **state)
     return 0;
 }
 
-/* A test that frees the ring leaves NULL. */
+/* A test that frees the ring sets it to NULL. */
 static int teardown(void **state)
 {
     struct fixture *f = *state;
@@ -83,7 +83,7 @@ static uint32_t credits_of(const struct ring *ring, uint32_t ticket)
 
 static void assert_refused(struct ring *ring, const struct ring_use *use, int expected)
 {
-    struct ring_slot *slot = (struct ring_slot *)ring; /* anything: it is not touched */
+    struct ring_slot *slot = (struct ring_slot *)ring; /* any address; it is not used */
     uint32_t n_held = ring->n_held;
 
     assert_int_equal(ring_open_slot(ring, use, &slot), expected);
@@ -101,7 +101,7 @@ static struct ring_slot *open_slot(struct ring *ring, const struct ring_use *use
     return slot;
 }
 
-/* The first use of a ticket, in the ring. */
+/* Return: a use of the ticket, its first, at the start of the ring. */
 static struct ring_use use_of(uint32_t ticket, uint32_t parcel, uint32_t micro_batch)
 {
     return (struct ring_use){.ticket = ticket, .parcel = parcel, .micro_batch = micro_batch, .n_bytes = SLOT_BYTES};
@@ -115,13 +115,13 @@ static void test_held_pushes(void **state)
     struct held_pushes *held = (struct held_pushes *)(ring->ring.map + held_pushes_offset(RING_BYTES));
 
     assert_true((uint8_t *)(held + 1) <= ring->ring.map + ring->ring.n_bytes);
-    assert_false(ring_is_held_back(ring, 0)); /* zeroes: there are none */
+    assert_false(ring_is_held_back(ring, 0)); /* a new page lists no held pushes */
     held->params[0] = 5;
     held->n = 1;
     assert_true(ring_is_held_back(ring, 5));
     assert_false(ring_is_held_back(ring, 0));
     held->params[HELD_PUSHES - 1] = 9;
-    held->n = UINT32_MAX; /* whatever a client writes, nothing beyond is read */
+    held->n = UINT32_MAX; /* whatever a client writes, nothing beyond the list is read */
     assert_true(ring_is_held_back(ring, 9));
     assert_false(ring_is_held_back(ring, 10));
 }
@@ -138,7 +138,7 @@ static void test_new(void **state)
     assert_true(ring->ring.n_bytes >= RING_BYTES);
     assert_true(ring->credit.n_bytes >= credit_page_bytes(N_TICKETS));
     assert_int_equal(fstat(ring->overflow.fd, &st), 0);
-    assert_int_equal(st.st_blocks, 0); /* a bound, not memory */
+    assert_int_equal(st.st_blocks, 0); /* the size is only a limit; no memory is allocated */
     for (uint32_t b = 0; b < N_BUCKETS; b++)
         assert_null(ring_find(ring, b, 0, 0));
     for (uint32_t t = 0; t < N_TICKETS; t++)
@@ -149,7 +149,7 @@ static void test_new(void **state)
     ring_orphan(NULL);
 }
 
-/* Whichever descriptor is one too many: nothing stays. */
+/* At each descriptor that cannot be opened, ring_new() fails and leaves nothing behind. */
 static void test_new_fails(void **state)
 {
     struct ring_options options = small_ring();
@@ -158,7 +158,7 @@ static void test_new_fails(void **state)
     int first = dup(0), results[3];
 
     (void)state;
-    close(first); /* the lowest that is free */
+    close(first); /* the lowest free descriptor */
     assert_true(first > 0);
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
     few = before;
@@ -169,7 +169,7 @@ static void test_new_fails(void **state)
         assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
         assert_int_equal(results[i], -EMFILE);
         assert_null(ring);
-        assert_int_equal(count_maps("memfd:zerod."), 3); /* those of the fixture */
+        assert_int_equal(count_maps("memfd:zerod."), 3); /* the fixture's */
     }
     options.ring_bytes = UINT64_MAX;
     assert_int_equal(ring_new(&ring, &options), -EOVERFLOW);
@@ -215,7 +215,7 @@ static void test_open(void **state)
     assert_int_equal(slot->n_pushed, 0);
     assert_int_equal(ring->n_held, 1);
 
-    /* The second push into it finds what the first one left. */
+    /* A second push into the slot finds the first one's count. */
     slot->n_pushed = 1;
     assert_ptr_equal(open_slot(ring, &use), slot);
     assert_int_equal(slot->n_pushed, 1);
@@ -241,7 +241,7 @@ static void test_credit(void **state)
     for (uint32_t t = 0; t < N_TICKETS; t++)
         assert_int_equal(credits_of(ring, t), t == 5);
 
-    /* Its second use, of another parcel: nothing is left of the first one. */
+    /* The ticket's second use, for another parcel. Nothing of the first use is left. */
     assert_refused(ring, &use, RING_E_TICKET);
     use = use_of(5, 1, 9);
     use.use = 1;
@@ -268,14 +268,14 @@ static void test_wrong_tickets(void **state)
     }
     for (size_t i = 0; i < ARRAY_SIZE(uses); i++) {
         use = use_of(0, 0, 0);
-        use.use = uses[i]; /* not yet, or long ago */
+        use.use = uses[i]; /* a later use, or an old one */
         assert_refused(ring, &use, RING_E_TICKET);
     }
     use = use_of(N_TICKETS - 1, N_BUCKETS - 1, 0);
     open_slot(ring, &use);
 }
 
-/* A ticket in use is that one use of it, in every respect. */
+/* While a ticket is in use, a push must name exactly that use. */
 static void test_ticket_of_another_use(void **state)
 {
     struct ring *ring = ((struct fixture *)*state)->ring;
@@ -313,7 +313,9 @@ static void test_uses_wrap(void **state)
     open_slot(ring, &use);
 }
 
-/* One slot each for a parcel, micro-batch and pass: of two, one would be reduced and one forgotten. */
+/*
+ * Each parcel, micro-batch and pass has at most one slot. Of two slots, one would be reduced and the other forgotten.
+ */
 static void test_one_slot_each(void **state)
 {
     struct ring *ring = ((struct fixture *)*state)->ring;
@@ -335,7 +337,7 @@ static void test_one_slot_each(void **state)
     assert_int_equal(ring->n_held, 4);
 }
 
-/* After an abort the slots of the attempt before may still be held: they are not in the way. */
+/* After an abort, slots of the last attempt may still be held. They do not prevent slots of the new attempt. */
 static void test_attempts(void **state)
 {
     struct ring *ring = ((struct fixture *)*state)->ring;
@@ -354,7 +356,7 @@ static void test_attempts(void **state)
     assert_null(ring_find(ring, 1, 0, 0));
 }
 
-/* Slots of a parcel go back in any order. */
+/* Slots of a parcel are returned in any order. */
 static void test_credit_order(void **state)
 {
     struct ring *ring = ((struct fixture *)*state)->ring;
@@ -397,10 +399,10 @@ static void test_places(void **state)
         {RING_BYTES - 64, 65, RING_E_PLACE},
         {RING_BYTES, 1, RING_E_PLACE},
         {RING_BYTES + 64, 0, RING_E_PLACE},
-        {32, 64, RING_E_PLACE}, /* kernels want cache lines */
+        {32, 64, RING_E_PLACE}, /* not on a cache line */
         {1, 64, RING_E_PLACE},
         {0, UINT64_MAX, RING_E_PLACE},
-        {64, UINT64_MAX - 63, RING_E_PLACE}, /* their sum is 0 */
+        {64, UINT64_MAX - 63, RING_E_PLACE}, /* their sum wraps around to 0 */
         {UINT64_MAX - 63, 64, RING_E_PLACE},
         {UINT64_MAX - 63, 128, RING_E_PLACE},
         {UINT64_C(1) << 63, UINT64_C(1) << 63, RING_E_PLACE},
@@ -418,7 +420,7 @@ static void test_places(void **state)
     }
 }
 
-/* The last page of the segment may be larger than the ring. */
+/* The segment's last page may extend beyond the ring's end, and no slot may. */
 static void test_ring_ends_within_a_page(void **state)
 {
     struct ring_options options = small_ring();
@@ -436,7 +438,7 @@ static void test_ring_ends_within_a_page(void **state)
 
 /* ---- overflow extents ---------------------------------------------------------------------------------- */
 
-/* An extent whose pages are there. */
+/* Grants an extent and reserves its pages. Return: its offset. */
 static uint64_t grant(struct ring *ring, uint64_t n_bytes)
 {
     uint64_t offset = UINT64_MAX, extent_bytes = 0;
@@ -477,28 +479,28 @@ static void test_grant(void **state)
     assert_int_equal(ring->overflow_bytes, n_bytes);
     assert_int_equal(ring->n_overflows, 1);
     use = overflow_use(0, offset, 1000);
-    assert_refused(ring, &use, RING_E_PLACE); /* a client cannot know of it: its pages are not there */
+    assert_refused(ring, &use, RING_E_PLACE); /* not granted to the client yet, because its pages are not reserved */
     assert_int_equal(segment_reserve(&ring->overflow, offset, n_bytes), 0);
     ring_reserved(ring, offset, true);
 
     use.n_bytes = n_bytes + 1;
     assert_refused(ring, &use, RING_E_PLACE);
     use = overflow_use(0, offset + 64, 64);
-    assert_refused(ring, &use, RING_E_PLACE); /* inside an extent is not at one */
+    assert_refused(ring, &use, RING_E_PLACE); /* an extent must be named by its start */
     use = overflow_use(0, offset, 1000);
     slot = open_slot(ring, &use);
     assert_ptr_equal(slot->data, ring->overflow.map + offset);
     assert_true(slot->overflow);
     assert_ptr_equal(open_slot(ring, &use), slot);
     use = overflow_use(1, offset, 64);
-    assert_refused(ring, &use, RING_E_PLACE); /* there is a slot in it */
+    assert_refused(ring, &use, RING_E_PLACE); /* the extent has a slot */
 
     ring_credit(ring, slot);
     assert_int_equal(credits_of(ring, 0), 1);
-    assert_refused(ring, &use, RING_E_PLACE); /* and nobody was granted it since */
+    assert_refused(ring, &use, RING_E_PLACE); /* the extent was not granted again */
 }
 
-/* Whatever a parcel's size, kernels get cache lines. */
+/* Extents begin on cache lines, whatever the parcel's size. */
 static void test_extents_are_aligned(void **state)
 {
     struct ring *ring = ((struct fixture *)*state)->ring;
@@ -535,7 +537,7 @@ static void test_reserving_fails(void **state)
     assert_int_equal(ring->overflow_bytes, 64);
     use = overflow_use(0, second, 640);
     assert_refused(ring, &use, RING_E_PLACE);
-    assert_int_equal(ring_grant(ring, 640, &third, &n_bytes), 1); /* not kept for the next time */
+    assert_int_equal(ring_grant(ring, 640, &third, &n_bytes), 1); /* the failed extent is not kept */
     ring_reserved(ring, third, true);
     use = overflow_use(0, first, 64);
     open_slot(ring, &use);
@@ -543,7 +545,7 @@ static void test_reserving_fails(void **state)
     open_slot(ring, &use);
 }
 
-/* Extents are kept for parcels of their size; a small parcel does not take a large one's. */
+/* Extents are kept for parcels of their size. A small parcel does not get a large one's extent. */
 static void test_reuse(void **state)
 {
     struct ring *ring = ((struct fixture *)*state)->ring;
@@ -553,12 +555,12 @@ static void test_reuse(void **state)
     ring_credit(ring, open_slot(ring, &use));
     small = grant(ring, 64);
     assert_int_not_equal(small, large);
-    assert_int_equal(ring_grant(ring, 4096, &again, &n_bytes), 0); /* its pages are there */
+    assert_int_equal(ring_grant(ring, 4096, &again, &n_bytes), 0); /* its pages are reserved already */
     assert_int_equal(again, large);
     assert_int_equal(n_bytes, 4096);
     assert_int_equal(ring->n_overflows, 3);
     assert_int_equal(ring->overflow_bytes, 4096 + 64);
-    assert_int_equal(ring_grant(ring, 4096, &again, &n_bytes), 1); /* both are busy */
+    assert_int_equal(ring_grant(ring, 4096, &again, &n_bytes), 1); /* both extents are in use */
     assert_int_not_equal(again, large);
     ring_reserved(ring, again, true);
 }
@@ -578,7 +580,7 @@ static void test_bound(void **state)
     assert_full(ring, 1);
     assert_int_equal(ring->n_overflows, 2);
 
-    /* An idle extent is freed for one of another size; an extent that holds a slot or was granted is not. */
+    /* An idle extent is freed for another size. An extent with a slot, or one that was granted, is not freed. */
     use = overflow_use(0, first, half);
     ring_credit(ring, open_slot(ring, &use));
     assert_full(ring, half + 64);
@@ -590,7 +592,7 @@ static void test_bound(void **state)
     assert_int_equal(ring->overflow_bytes, all);
 }
 
-/* Tables have room for as many extents as there are tickets, small as they may be. */
+/* There are at most as many extents as tickets, however small the extents are. */
 static void test_number_of_extents(void **state)
 {
     struct ring *ring = ((struct fixture *)*state)->ring;
@@ -605,7 +607,7 @@ static void test_number_of_extents(void **state)
     assert_full(ring, 64);
     assert_int_equal(ring->overflow_bytes, N_TICKETS * 64);
     ring_credit(ring, &ring->slots[3]);
-    grant(ring, 128); /* another size, in an idle one's stead */
+    grant(ring, 128); /* replaces an idle extent of another size */
     assert_full(ring, 64);
 }
 
@@ -623,7 +625,7 @@ static void test_reclaim(void **state)
     assert_refused(ring, &use, RING_E_PLACE);
     assert_int_equal(ring_grant(ring, 1024, &again, &n_bytes), 0);
     assert_int_equal(again, without);
-    assert_int_equal(ring_grant(ring, 2048, &again, &n_bytes), 1); /* not the one whose pages are on their way */
+    assert_int_equal(ring_grant(ring, 2048, &again, &n_bytes), 1); /* not the extent that is being reserved */
     assert_int_not_equal(again, reserving);
     ring_reserved(ring, again, false);
     ring_reserved(ring, reserving, true);
@@ -641,7 +643,7 @@ static uint64_t held_pages(const struct ring *ring)
     return (uint64_t)st.st_blocks * 512 / page_size();
 }
 
-/* Puts a slot into the extent for as long as a step takes. */
+/* Opens a slot in the extent and returns it, so that the extent was used in this step. */
 static void use_extent(struct ring *ring, uint64_t offset, uint64_t n_bytes)
 {
     struct ring_use use = overflow_use(0, offset, n_bytes);
@@ -658,24 +660,24 @@ static void test_trim(void **state)
 
     use_extent(ring, first, 2 * page);
     use_extent(ring, second, 3 * page);
-    ring_trim(ring); /* this step needed both */
+    ring_trim(ring); /* both were used since the last call */
     assert_int_equal(held_pages(ring), 5);
     assert_int_equal(ring->overflow_bytes, 5 * page);
 
     assert_int_equal(ring_grant(ring, 2 * page, &again, &n_bytes), 0);
     use_extent(ring, first, 2 * page);
-    ring_trim(ring); /* and this one the first */
+    ring_trim(ring); /* only the first one was used */
     assert_int_equal(held_pages(ring), 2);
     assert_int_equal(ring->overflow_bytes, 2 * page);
 
     ring_trim(ring);
     assert_int_equal(held_pages(ring), 0);
     assert_int_equal(ring->overflow_bytes, 0);
-    assert_int_equal(ring_grant(ring, 2 * page, &again, &n_bytes), 1); /* reserved anew */
+    assert_int_equal(ring_grant(ring, 2 * page, &again, &n_bytes), 1); /* its pages must be reserved again */
     ring_reserved(ring, again, false);
 }
 
-/* An extent that is granted, holds a slot or is being reserved is not idle, however many steps this takes. */
+/* An extent that is granted, has a slot, or is being reserved is never trimmed, after any number of steps. */
 static void test_trim_spares_the_busy(void **state)
 {
     struct ring *ring = ((struct fixture *)*state)->ring;
@@ -695,7 +697,7 @@ static void test_trim_spares_the_busy(void **state)
     use = overflow_use(1, granted, page);
     open_slot(ring, &use);
 
-    /* A slot that is given back after the call was used since the call. */
+    /* The slot is returned after the last call, so its extent was used since then. */
     ring_credit(ring, slot);
     ring_trim(ring);
     assert_int_equal(held_pages(ring), 7);
@@ -703,7 +705,7 @@ static void test_trim_spares_the_busy(void **state)
     assert_int_equal(held_pages(ring), 5);
 }
 
-/* Extents are smaller than pages: a page goes only with the last extent that touches it. */
+/* Extents are smaller than pages. A page is freed only when all extents that touch it are idle. */
 static void test_trim_shared_pages(void **state)
 {
     struct ring *ring = ((struct fixture *)*state)->ring;
@@ -731,13 +733,13 @@ static void test_trim_shared_pages(void **state)
 
 /* ---- extents at random --------------------------------------------------------------------------------- */
 
-/* By ticket: the extent that its slot is in. */
+/* [ticket]: the extent of its slot. */
 struct model {
     bool open[N_TICKETS];
     uint64_t offset[N_TICKETS], n_bytes[N_TICKETS];
 };
 
-/* No two extents in use overlap, and the slots still have the bytes that were written. */
+/* Asserts that no two extents in use overlap, and that the slots have the bytes that were written. */
 static void check_model(const struct ring *ring, const struct model *m)
 {
     uint64_t sum = 0;
@@ -800,7 +802,7 @@ static void test_random_extents(void **state)
         }
         check_model(ring, &m);
     }
-    assert_true(n_full > 0); /* the bound was met */
+    assert_true(n_full > 0); /* the limit was reached */
     for (uint32_t t = 0; t < N_TICKETS; t++)
         if (m.open[t])
             ring_credit(ring, &ring->slots[t]);
@@ -818,16 +820,16 @@ static void test_credit_is_near(void **state)
     struct ring_use use = use_of(N_TICKETS - 1, 1, 0), overflow = overflow_use(0, grant(ring, 64), 64);
     struct ring_slot *slot = open_slot(ring, &use), *elsewhere = open_slot(ring, &overflow);
 
-    assert_false(ring_credit_is_near(ring)); /* both are still being filled */
+    assert_false(ring_credit_is_near(ring)); /* neither slot is posted */
     elsewhere->posted = true;
-    assert_false(ring_credit_is_near(ring)); /* it makes no room in the ring */
+    assert_false(ring_credit_is_near(ring)); /* a return of overflow memory makes no room */
     slot->posted = true;
     assert_true(ring_credit_is_near(ring));
     ring_credit(ring, slot);
     assert_false(ring_credit_is_near(ring));
 }
 
-/* A slot that was reduced but is still read: its rank need not wait for it, and it comes back once. */
+/* Slots that were reduced but are still read are lent. Their rank need not wait for them, and each is returned once. */
 static void test_lending(void **state)
 {
     struct ring *ring = ((struct fixture *)*state)->ring;
@@ -870,7 +872,7 @@ static void note_freed(void *userdata, const struct ring *ring)
     *freed = ring;
 }
 
-/* The maker of a ring is told once when it is freed, by the last of its users. */
+/* freed() is called once, by the last user of the ring. */
 static void test_freed(void **state)
 {
     const struct ring *freed = NULL, *expected;
@@ -890,7 +892,7 @@ static void test_freed(void **state)
     freed = NULL;
     options.ring_bytes = UINT64_MAX;
     assert_true(ring_new(&ring, &options) < 0);
-    assert_null(freed); /* nobody has had it */
+    assert_null(freed); /* the ring was never made */
 }
 
 static void test_orphan(void **state)
@@ -898,12 +900,12 @@ static void test_orphan(void **state)
     struct fixture *f = *state;
     struct ring_use use = use_of(0, 0, 0);
 
-    open_slot(f->ring, &use); /* forgotten with it */
+    open_slot(f->ring, &use); /* freed with the ring */
     ring_orphan(steal_ptr(f->ring));
     assert_int_equal(count_maps("memfd:zerod."), 0);
 }
 
-/* The last reader frees it, and until then its memory is there. */
+/* The last reader frees the ring. Until then its memory remains. */
 static void test_orphan_with_readers(void **state)
 {
     struct fixture *f = *state;
@@ -928,7 +930,7 @@ static void test_readers_come_and_go(void **state)
 
     ring_hold(f->ring);
     ring_unhold(f->ring);
-    assert_int_equal(count_maps("memfd:zerod."), 3); /* somebody still owns it */
+    assert_int_equal(count_maps("memfd:zerod."), 3); /* the fixture still owns it */
 }
 
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)

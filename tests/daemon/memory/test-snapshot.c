@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A snapshot: while several workers put chunks aside and overwrite them, one thread reads all arrays in a random order,
- * and finds the values of the snapshot's moment. Nobody hangs, whatever the pool's size.
+ * A snapshot. Several workers put chunks aside and overwrite them, while one thread reads all arrays in a random order.
+ * It must find the values of the moment of the snapshot. No thread may hang, whatever the pool's size.
  */
 
 #include <pthread.h>
@@ -34,7 +34,7 @@ struct world {
     struct state *state;
     struct snapshot_pool *pool;
     struct snapshot *snapshot;
-    uint8_t **expected; /* SNAPSHOT_N_ARRAYS of each chunk; NULL: there is none */
+    uint8_t **expected; /* [SNAPSHOT_N_ARRAYS for each chunk]; NULL if there is no such array */
     pthread_mutex_t *chunk_locks;
     atomic_bool over;
     atomic_uint n_written;
@@ -68,7 +68,7 @@ static struct layout *make_layout(void)
     return layout;
 }
 
-/* Where an array lies, as state.h has it: that is how updates find it. */
+/* Return: the place of a chunk's array, as state.h defines it for updates. Sets n_bytes. */
 static uint8_t *place_of(const struct state *state, uint32_t id, unsigned array, size_t *n_bytes)
 {
     const struct layout_chunk *chunk = &state->layout->chunks[id];
@@ -135,7 +135,7 @@ static void world_free(struct world *w)
 
 /* ---- workers ------------------------------------------------------------------------------------------- */
 
-/* One update of one chunk. Updates of a chunk follow one another. */
+/* Does one update of one chunk. Updates of the same chunk exclude each other. */
 static void update(struct world *w, uint32_t chunk, uint8_t value)
 {
     pthread_mutex_lock(&w->chunk_locks[chunk]);
@@ -192,7 +192,7 @@ static void check_array(struct world *w, uint32_t id, bool last)
     assert_memory_equal(values, w->expected[id], n_bytes);
 }
 
-/* Each array once, in a random order; some of them twice. */
+/* Reads each array in a random order, and some of them twice. */
 static void read_all(struct world *w, uint64_t random)
 {
     uint32_t n = w->layout->n_chunks * SNAPSHOT_N_ARRAYS;
@@ -208,7 +208,7 @@ static void read_all(struct world *w, uint64_t random)
         if (next(&random) % 4 == 0)
             check_array(w, order[next(&random) % (n - i) + i], false);
         if (next(&random) % 4 == 0)
-            usleep(100); /* the disk is slow */
+            usleep(100); /* as with a slow disk */
         check_array(w, order[i], true);
         (void)snapshot_waited_ns(w->snapshot);
         (void)snapshot_peak_bytes(w->snapshot);
@@ -225,7 +225,7 @@ static void check_round(unsigned stage, struct optimizer_moments moments, uint64
     begin_workers(w);
     read_all(w, random);
     n_written = w->n_written;
-    while (w->n_written < n_written + 2 * N_WORKERS) /* nobody waits any more */
+    while (w->n_written < n_written + 2 * N_WORKERS) /* no worker waits any more */
         usleep(100);
     snapshot_give_up(w->snapshot);
     end_workers(w);
@@ -252,7 +252,7 @@ static void test_model(void **state)
 
 /* ---- without a reader ---------------------------------------------------------------------------------- */
 
-/* All is put aside before anything is read. */
+/* All chunks are put aside before anything is read. */
 static void test_everything_aside(void **state)
 {
     struct world *w = world_new(2, (struct optimizer_moments){true, true, {DTYPE_SIGNED8}}, UINT64_C(1) << 30);
@@ -261,7 +261,7 @@ static void test_everything_aside(void **state)
     (void)state;
     for (uint32_t c = 0; c < w->layout->n_chunks; c++) {
         update(w, c, 1);
-        update(w, c, 2); /* the second time nothing happens */
+        update(w, c, 2); /* the second update puts nothing aside */
         for (unsigned array = 0; array < SNAPSHOT_N_ARRAYS; array++) {
             size_t n;
 
@@ -275,7 +275,7 @@ static void test_everything_aside(void **state)
     world_free(w);
 }
 
-/* The pool has room for one chunk: what is read makes room for the next one. */
+/* The pool has room for one chunk. Its arrays must be read before the next chunk is put aside. */
 static void test_room_again(void **state)
 {
     struct world *w = world_new(2, (struct optimizer_moments){true, true}, 14 * SLOT_BYTES);
@@ -294,7 +294,7 @@ static void test_room_again(void **state)
     world_free(w);
 }
 
-/* What has been read is not put aside. */
+/* A chunk that was read already is not put aside. */
 static void test_read_before(void **state)
 {
     struct world *w = world_new(3, (struct optimizer_moments){true, true}, UINT64_C(1) << 30);
@@ -307,7 +307,7 @@ static void test_read_before(void **state)
     world_free(w);
 }
 
-/* Workers wait for a reader that never comes, until it gives up. */
+/* The workers wait for a reader that does not read, until the snapshot is given up. */
 static void test_give_up(void **state)
 {
     struct world *w = world_new(2, (struct optimizer_moments){true, true}, 2 * SLOT_BYTES);

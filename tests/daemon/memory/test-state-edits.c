@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * State edits: masters, moments and counts that were marked become state, bit for bit, for each stage and dtype,
- * and published weights follow; everything else stays as it is, and so does all of it when edits are freed. Only
- * partitions that are owned are touched; only places that were reserved have pages.
+ * State edits. For each stage and dtype, marked masters, moments and counts become state with the same bits, and
+ * published weights follow. Everything else is unchanged; if the edits are freed, everything is. Only owned partitions
+ * are changed, and only reserved places have pages.
  */
 
 #include <setjmp.h>
@@ -22,7 +22,7 @@
 
 enum { WORLD = 3, N_PARAMS = 6, N_TRAINABLE = 5, LARGE_ELEMS = 200 * 1000 };
 
-/* The first has several chunks in each partition; the fourth has no elements; the last is frozen. */
+/* Parameter 0 has several chunks in each partition, 3 has no elements, and 5 is frozen. */
 static const uint64_t shapes[N_PARAMS] = {LARGE_ELEMS, 1000, 700, 0, 65, 33};
 static const enum dtype dtypes[N_PARAMS] = {DTYPE_BF16, DTYPE_F32, DTYPE_F16, DTYPE_F32, DTYPE_F32, DTYPE_F32};
 
@@ -62,7 +62,7 @@ static void make(struct fixture *f, const struct owned *owned)
                                         .shape = &shapes[p]};
     }
     assert_int_equal(layout_new(&f->layout, decls, N_PARAMS, WORLD, 2000, &bad), 0);
-    assert_int_equal(f->layout->params[1].bucket, f->layout->params[4].bucket); /* several of one bucket */
+    assert_int_equal(f->layout->params[1].bucket, f->layout->params[4].bucket); /* one bucket with several parameters */
     assert_int_equal(state_new(&f->state, &(struct state_options){.layout = f->layout,
                                                                   .stage = owned->stage,
                                                                   .first_rank = owned->first,
@@ -71,7 +71,7 @@ static void make(struct fixture *f, const struct owned *owned)
                      0);
     assert_int_equal(state_edits_new(&f->edits, f->state, f->kernels), 0);
     assert_int_equal(worker_pool_new(&f->pool, 3, ignore_notice, NULL), 0);
-    /* Bytes that must not change are not zero. */
+    /* Makes bytes that must not change differ from zero. */
     memset(f->state->state.map, 0x11, f->state->state.n_bytes);
     if (f->state->weights.n_bytes > 0)
         memset(f->state->weights.map, 0x22, f->state->weights.n_bytes);
@@ -119,7 +119,7 @@ static void store(struct fixture *f)
     assert_int_equal(f->n_done, n_done + 1);
 }
 
-/* A copy of all that a state has. */
+/* A copy of everything in a state. */
 struct copy {
     uint8_t *state, *weights;
     uint64_t counts[N_PARAMS];
@@ -155,7 +155,7 @@ static void assert_copy(const struct state *state, struct copy *copy)
 
 /* ---- everything ---------------------------------------------------------------------------------------- */
 
-/* The first element of a group brings all of it, the others nothing. */
+/* Writes the whole group at its first element, and nothing at the others. */
 static void expect_in_group(struct fixture *f, struct copy *copy, uint32_t param, enum state_kind kind, uint64_t i)
 {
     const struct layout_param *p = &f->layout->params[param];
@@ -171,7 +171,7 @@ static void expect_in_group(struct fixture *f, struct copy *copy, uint32_t param
     f->kernels->convert_from_f32(copy->state + (at - f->state->state.map), values, state_dtype(f->state, kind), n);
 }
 
-/* The state as it should be, by hand: element after element, with what a partition owner has. */
+/* Writes one array to the expected state, element by element, as a partition's owner has it. */
 static void expect_array(struct fixture *f, struct copy *copy, uint32_t param, enum state_kind kind)
 {
     const struct layout_param *p = &f->layout->params[param];
@@ -246,7 +246,7 @@ static void some_of_it(unsigned stage)
     write_array(&f, 1, STATE_EXP_AVG_SQ);
     expect_array(&f, &copy, 1, STATE_EXP_AVG_SQ);
     state_edits_set_count(f.edits, 3, 4);
-    state_edits_set_count(f.edits, 3, 5); /* the last one counts */
+    state_edits_set_count(f.edits, 3, 5); /* the last write counts */
     copy.counts[3] = 5;
     assert_true(state_edits_is_marked(f.edits, 0, STATE_MASTER));
     assert_false(state_edits_is_marked(f.edits, 0, STATE_EXP_AVG_SQ));
@@ -263,7 +263,7 @@ static void test_some(void **state)
         some_of_it(stage);
 }
 
-/* Nothing is marked; and places that were filled, but not marked. */
+/* Nothing changes if nothing is marked, or if places are filled but not marked. */
 static void test_nothing(void **state)
 {
     struct fixture f;
@@ -281,7 +281,7 @@ static void test_nothing(void **state)
     done_with(&f);
 }
 
-/* Given up: freed, with all there. */
+/* Edits that are freed with all values in them change nothing. */
 static void test_given_up(void **state)
 {
     struct fixture f;
@@ -299,7 +299,7 @@ static void test_given_up(void **state)
     done_with(&f);
 }
 
-/* A successor begins anew, in the same segment. */
+/* After state_edits_clear(), a successor begins again in the same segment. */
 static void test_cleared(void **state)
 {
     struct fixture f;

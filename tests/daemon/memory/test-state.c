@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The state: that every array of the owned partitions has its place, in the segment that the header names,
- * on cache lines and apart from all others, for each stage and each range of owned ranks; that the journal
- * has room for every count; and that pages are reserved once and all.
+ * The state. In each stage, and for each range of owned ranks, every array of the owned partitions has its place in the
+ * segment that the header names, on cache lines, and apart from other arrays. The journal has room for every count.
+ * Each page is reserved once.
  */
 
 #include <fcntl.h>
@@ -27,9 +27,9 @@
 
 enum { WORLD = 4, N_PARAMS = 6, BUCKET_ELEMS = 1200 };
 
-static unsigned fail_fallocate; /* the call that fails, from 1; 0: none */
+static unsigned fail_fallocate; /* which call fails, from 1; 0: none */
 
-/* Replaces libc's, because memory that really runs out would not return an error here, but kill a process. */
+/* The linker takes this one instead of libc's. A real shortage would kill a process instead of returning an error. */
 int fallocate(int fd, int mode, off_t offset, off_t n_bytes)
 {
     if (fail_fallocate > 0 && --fail_fallocate == 0) {
@@ -49,14 +49,14 @@ static int setup(void **state)
     return 0;
 }
 
-/* Each test leaves no descriptor behind. */
+/* Each test must close its descriptors. */
 static int teardown(void **state)
 {
     (void)state;
     return count_fds() == n_open ? 0 : -1;
 }
 
-/* Trainable and frozen ones of each dtype; the fourth has no elements. muon: Muon updates those of 16 bits. */
+/* Trainable and frozen parameters of each dtype; the fourth has no elements. muon: Muon updates the 16-bit ones. */
 static struct layout *make_layout(bool muon)
 {
     static const uint64_t shapes[N_PARAMS][2] = {{1000, 1}, {300, 1}, {777, 1}, {0, 1}, {100, 1}, {33, 1}};
@@ -103,7 +103,7 @@ static struct state *make(const struct state_options *options)
 
 /* ---- places -------------------------------------------------------------------------------------------- */
 
-/* Whatever lies in a segment. */
+/* Memory that an array has in a segment. */
 struct extent {
     const struct segment *segment;
     const uint8_t *start;
@@ -139,7 +139,7 @@ static void check_extents(const struct extents *e)
     }
 }
 
-/* In stages 1 and 2 the weights are the published ones. */
+/* Checks masters of 24 bits. In stages 1 and 2 their weights are the published ones. */
 static void check_master24(const struct state *s, const struct state_options *o, struct extents *e, uint32_t bucket,
                            uint64_t room_elems)
 {
@@ -158,7 +158,7 @@ static void check_master24(const struct state *s, const struct state_options *o,
     assert_ptr_equal(later.lower, masters.lower + 5);
 }
 
-/* Each array where the table of state.h says, and nothing over another. */
+/* Asserts that each array is where the table of state.h says. Collects the arrays' extents, which must not overlap. */
 static void check_buckets(const struct state *s, const struct state_options *o, struct extents *e)
 {
     const struct layout *layout = o->layout;
@@ -215,11 +215,11 @@ static void check_places(const struct state_options *o)
     }
     check_extents(&e);
 
-    /* And no more than that, but for the last page. */
+    /* The segment has no other bytes, except up to the end of the last page. */
     for (size_t i = 0; i < e.n; i++)
         if (e.all[i].segment == &s->state)
             n_bytes += round_up(e.all[i].n_bytes, 64);
-    if (o->moments.master24) /* a segment without anything in it has no addresses */
+    if (o->moments.master24) /* an empty segment has no addresses */
         n_bytes = MAX(n_bytes, UINT64_C(64));
     assert_int_equal(s->state.n_bytes, round_up(n_bytes, page_size()));
     assert_int_equal(s->weights.n_bytes, o->stage == 3 ? 0 : round_up(layout->weight_bytes, page_size()));
@@ -249,7 +249,7 @@ static void test_places(void **state)
     layout_free(layouts[1]);
 }
 
-/* Another number of ranks owns the same elements in the same places. */
+/* With another number of ranks, the same elements are in the same places. */
 static void test_repartition(void **state)
 {
     struct layout *layout = make_layout(true);
@@ -309,7 +309,7 @@ static void test_names(void **state)
     layout_free(layout);
 }
 
-/* Frozen parameters alone: there is nothing to reduce or to update. */
+/* With only frozen parameters, there is nothing to reduce or update. */
 static void test_all_frozen(void **state)
 {
     struct layout *layout = make_one(1000, DTYPE_BF16, false);
@@ -331,7 +331,9 @@ static void test_all_frozen(void **state)
     layout_free(layout);
 }
 
-/* An update streams through master, moments and gradient at once: see segment.c for what 2^27 bytes do. */
+/*
+ * Large arrays must not be a multiple of 2^27 bytes apart (see segment.c), because an update reads all of them at once.
+ */
 static void test_large_arrays_are_skewed(void **state)
 {
     const uint64_t stride = UINT64_C(1) << 27;
@@ -357,7 +359,7 @@ static void test_new_fails(void **state)
     int first = dup(0), r;
 
     (void)state;
-    close(first); /* the lowest that is free */
+    close(first); /* the lowest free descriptor */
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
     few = before;
     for (unsigned i = 0; i < 4; i++) {
@@ -375,7 +377,7 @@ static void test_new_fails(void **state)
 
 /* ---- counts -------------------------------------------------------------------------------------------- */
 
-/* There are two copies in one segment; a process that has the descriptor can read both. */
+/* The counts have two copies in one segment. A process with the descriptor can read both. */
 static void test_counts(void **state)
 {
     struct layout *layout = make_layout(false);
@@ -392,7 +394,7 @@ static void test_counts(void **state)
     other = state_begin_counts(s);
     assert_memory_equal(other, s->progress.counts, N_PARAMS * sizeof(*other));
     other[1] = 7;
-    assert_int_equal(s->progress.counts[1], 101); /* until it is used */
+    assert_int_equal(s->progress.counts[1], 101); /* until the other copy is used */
     state_use_counts(s, state_other_copy(s));
     assert_int_equal(s->progress.counts[1], 7);
     assert_int_equal(seen[1], 101);
@@ -403,7 +405,7 @@ static void test_counts(void **state)
     layout_free(layout);
 }
 
-/* More than a page. */
+/* Counts of more than one page. */
 static void test_counts_of_many(void **state)
 {
     enum { N = 3000 };
@@ -423,12 +425,12 @@ static void test_counts_of_many(void **state)
     assert_int_equal(layout_new(&layout, decls, N, 1, 100000, &bad), 0);
     s = make(&(struct state_options){.layout = layout, .stage = 3, .n_ranks = 1});
     assert_true(s->counts.n_bytes >= 2 * N * sizeof(uint64_t));
-    s->progress.counts[N - 1] = 7; /* frozen ones have a place, too */
+    s->progress.counts[N - 1] = 7; /* a frozen parameter has a count, too */
     state_free(s);
     layout_free(layout);
 }
 
-/* Bytes that a process wrote stay after it has ended, however it ended. */
+/* Written bytes remain after the process has ended, even if it was killed. */
 static void test_outlives_a_process(void **state)
 {
     struct layout *layout = make_layout(false);
@@ -504,7 +506,7 @@ static void test_reserve(void **state)
     layout_free(layout);
 }
 
-/* Segments of several pieces, the last of them short. Each piece adds pages, so none is there twice. */
+/* Segments of several pieces, the last of which is short. Each piece adds pages, so no page is reserved twice. */
 static void test_reserve_pieces(void **state)
 {
     struct layout *layout = make_one(UINT64_C(17) << 20, DTYPE_F32, true); /* 68 MiB */
@@ -513,7 +515,7 @@ static void test_reserve_pieces(void **state)
     uint64_t before = 0;
 
     (void)state;
-    assert_true(n_pieces > 3); /* more than there are segments */
+    assert_true(n_pieces > 3); /* more pieces than segments */
     for (uint32_t piece = 0; piece < n_pieces; piece++) {
         assert_int_equal(state_reserve(s, piece), 0);
         assert_true(held_bytes(s) > before);
@@ -536,7 +538,7 @@ static void test_reserve_fails(void **state)
         fail_fallocate = 1;
         assert_int_equal(state_reserve(s, piece), -ENOMEM);
         assert_int_equal(held_bytes(s), before);
-        assert_int_equal(state_reserve(s, piece), 0); /* again, when there is memory */
+        assert_int_equal(state_reserve(s, piece), 0); /* works when there is memory again */
     }
     assert_int_equal(held_bytes(s), size_bytes(s));
     state_free(s);

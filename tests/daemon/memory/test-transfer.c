@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Transfers: whole parameters from the state to a segment and back, whichever stage and places; only those
- * that were named, with their pages reserved; one done() on the thread that reaps, also when memory runs out.
+ * Transfers copy whole parameters from the state to a segment and back, for every stage and every choice of places.
+ * They copy only the named parameters, reserve only their pages, and call done() once, on the thread that reaps, also
+ * when memory runs out.
  */
 
 #include <pthread.h>
@@ -23,7 +24,7 @@
 
 enum { WORLD = 2, N_PARAMS = 5, LARGE_ELEMS = 300 * 1000 };
 
-/* The first is cut into several pieces, the third has no elements, the last two are frozen. */
+/* Parameter 0 is copied in several pieces, 2 has no elements, and the last two are frozen. */
 static const uint64_t shapes[N_PARAMS] = {LARGE_ELEMS, 1000, 0, 70 * 1000, 3};
 static const enum dtype dtypes[N_PARAMS] = {DTYPE_BF16, DTYPE_F32, DTYPE_F32, DTYPE_F16, DTYPE_F32};
 
@@ -52,7 +53,7 @@ static struct state *make_state(const struct fixture *f, unsigned stage)
     return s;
 }
 
-/* The segment is as large as all places need. */
+/* Makes a fixture whose segment has exactly the size that all places need. */
 static void make(struct fixture *f, unsigned stage, bool range)
 {
     struct layout_decl decls[N_PARAMS];
@@ -105,7 +106,7 @@ static int transfer(struct fixture *f, const struct transfer_options *options)
     unsigned n_done = f->n_done;
 
     assert_int_equal(transfer_start(f->pool, options), 0);
-    assert_int_equal(f->n_done, n_done); /* not before somebody reaps */
+    assert_int_equal(f->n_done, n_done); /* done() is called only when a thread reaps */
     while (f->n_done == n_done)
         assert_true(worker_pool_wait(f->pool) > 0);
     assert_int_equal(f->n_done, n_done + 1);
@@ -119,7 +120,7 @@ static uint8_t *place_of(const struct fixture *f, uint32_t param)
     return f->segment.map + (f->range ? p->range_offset_bytes : p->weight_offset_bytes);
 }
 
-/* Weights of a parameter: finite, and another value for each element. */
+/* Return: a parameter's weights, which are finite and differ between elements. The caller frees them. */
 static uint8_t *values_of(const struct fixture *f, uint32_t param, uint64_t seed)
 {
     uint64_t key = gradient_weights_key(seed, param);
@@ -169,7 +170,7 @@ static uint64_t held_bytes(const struct segment *segment)
 
 /* ---- everything there and back ------------------------------------------------------------------------- */
 
-/* Gathering, or opening a window; then a commit into a state that has nothing yet. */
+/* Gathers, or fills a window. Then commits the segment into a state whose weights are not set. */
 static void there_and_back(unsigned stage, bool range)
 {
     struct transfer_options fetch, store;
@@ -202,7 +203,7 @@ static void test_there_and_back(void **state)
 
 /* ---- some of them -------------------------------------------------------------------------------------- */
 
-/* In any order; the list is the caller's, who may change it at once. */
+/* Fetches parameters in any order. The caller may change its list as soon as the call returns. */
 static void test_fetch_some(void **state)
 {
     static const bool named[N_PARAMS] = {false, true, false, true, false};
@@ -213,7 +214,7 @@ static void test_fetch_some(void **state)
     (void)state;
     make(&f, 3, true);
     fill_state(&f, 1);
-    for (unsigned round = 0; round < 2; round++) { /* the second finds its pages there */
+    for (unsigned round = 0; round < 2; round++) { /* in round 1 the pages exist */
         uint32_t params[] = {3, 1};
 
         fetch = options_of(&f, TRANSFER_FETCH);
@@ -226,7 +227,7 @@ static void test_fetch_some(void **state)
             assert_true(worker_pool_wait(f.pool) > 0);
         assert_int_equal(f.result, 0);
     }
-    /* Pages of what was asked for are there, and no others: a rank may hold only so many elements. */
+    /* Only pages of the named parameters are reserved, because a rank may have a limited number of elements. */
     for (uint32_t p = 0; p < N_PARAMS; p++)
         if (named[p])
             n_bytes += round_up(shapes[p] * dtype_size(dtypes[p]), page_size());
@@ -258,7 +259,7 @@ static void test_store_some(void **state)
     done_with(&f);
 }
 
-/* No parameter, or none with an element: done like any other. */
+/* A transfer of no parameter, or of one without elements, calls done() like any other. */
 static void test_nothing(void **state)
 {
     const uint32_t empty[] = {2, 2};
@@ -277,7 +278,7 @@ static void test_nothing(void **state)
     done_with(&f);
 }
 
-/* A window without writes changes nothing, not even the bits of masters that 16-bit weights do not show. */
+/* A window without writes changes nothing, not even the bits of masters that 16-bit weights lack. */
 static void test_commit_unchanged(void **state)
 {
     struct transfer_options options;
@@ -298,7 +299,7 @@ static void test_commit_unchanged(void **state)
 
 /* ---- no memory ----------------------------------------------------------------------------------------- */
 
-/* Pages that cannot be had: here past the segment's end, where a write would be a SIGBUS. */
+/* Pages cannot be reserved, because they are beyond the segment's end, where a write would raise SIGBUS. */
 static void test_reserving_fails(void **state)
 {
     struct transfer_options fetch;
@@ -309,13 +310,13 @@ static void test_reserving_fails(void **state)
     make(&f, 3, true);
     fill_state(&f, 1);
     segment_deinit(&f.segment);
-    assert_int_equal(segment_init(&f.segment, "window", LARGE_ELEMS), 0); /* half of the first */
+    assert_int_equal(segment_init(&f.segment, "window", LARGE_ELEMS), 0); /* half of parameter 0 */
     fetch = options_of(&f, TRANSFER_FETCH);
     fetch.n_params = 1;
     assert_int_equal(transfer(&f, &fetch), -EPERM);
-    assert_int_equal(f.n_done, 1); /* one done(), however many pieces failed */
+    assert_int_equal(f.n_done, 1); /* called once, although several pieces failed */
 
-    /* The next one knows nothing of it. */
+    /* The next transfer is not affected. */
     segment_deinit(&f.segment);
     assert_int_equal(segment_init(&f.segment, "window", f.layout->range_bytes), 0);
     fetch.params = &small;
@@ -324,7 +325,7 @@ static void test_reserving_fails(void **state)
     done_with(&f);
 }
 
-/* Several under way at once, each with its own done(). */
+/* Several transfers at once, each with its own done(). */
 static void test_several(void **state)
 {
     struct transfer_options fetch;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Weights in and out: for each stage, dtype and instruction set, a stored range is fetched unchanged,
- * and nothing beside it changes. Where a weight changed, its master gets the weight's value; where it did not,
- * the master keeps the bits that 16-bit weights do not show.
+ * Reading and writing weights. For each stage, dtype and instruction set, a stored range is fetched unchanged, and
+ * nothing next to it changes. If a stored weight differs, its master gets its value. If not, the master keeps the bits
+ * that 16-bit weights lack.
  */
 
 #include <setjmp.h>
@@ -26,8 +26,8 @@
 enum { WORLD = 3, N_PARAMS = 8, MAX_ELEMS = 3 * 1024 + 100, BF16 = 0, F16 = 1, F32 = 2, FROZEN = 3 };
 
 /*
- * The first two lie in several partitions and are longer than a block of weights_store(). The last two are
- * trained again; the first shares its bucket with them, and does not begin it.
+ * The first two parameters are in several partitions, and longer than a block of weights_store(). Parameters 3 to 5 are
+ * frozen. The last two are trainable; parameter 0 shares their bucket, and is not its first parameter.
  */
 static const uint64_t shapes[N_PARAMS] = {MAX_ELEMS, 1500, 700, 130, 65, 33, 0, 200};
 static const enum dtype dtypes[N_PARAMS] = {DTYPE_BF16, DTYPE_F16, DTYPE_F32,  DTYPE_BF16,
@@ -82,7 +82,7 @@ static float *master_of(const struct fixture *f, uint32_t param, uint64_t elem)
     return state_master(f->state, p->bucket, p->offset_elems + elem);
 }
 
-/* Also of 24 bits. */
+/* Return: a master, of 32 or 24 bits. */
 static float get_master(const struct fixture *f, uint32_t param, uint64_t elem)
 {
     const struct layout_param *p = &f->layout->params[param];
@@ -114,7 +114,7 @@ static void fetch(const struct fixture *f, uint32_t param, uint64_t start, uint6
 
 /* ---- ranges -------------------------------------------------------------------------------------------- */
 
-/* Bits of any number but a NaN: those need not keep theirs on the way through fp32. */
+/* Draws bits of any number except NaNs, which may lose bits on the way through fp32. */
 static void draw(uint8_t *dst, enum dtype dtype, uint64_t n_elems, uint64_t seed)
 {
     for (uint64_t i = 0; i < n_elems; i++) {
@@ -134,7 +134,7 @@ static void draw(uint8_t *dst, enum dtype dtype, uint64_t n_elems, uint64_t seed
     }
 }
 
-/* The bytes of each parameter that were stored last. */
+/* The bytes that were last stored for each parameter. */
 static uint8_t model[N_PARAMS][MAX_ELEMS * 4];
 
 static void store_at_random(const struct fixture *f, uint32_t param, uint64_t seed)
@@ -168,7 +168,7 @@ static void check_ranges(const struct fixture *f, uint64_t seed)
     }
 }
 
-/* Masters are the exact values of their weights as long as no update has come between. */
+/* Asserts that masters are the exact values of their weights, as they are before any update. */
 static void check_masters(const struct fixture *f)
 {
     for (uint32_t param = 0; param < FROZEN; param++) {
@@ -203,22 +203,22 @@ static void test_ranges(void **state)
 
 /* ---- masters ------------------------------------------------------------------------------------------- */
 
-/* Stages 1 and 2 publish beside the master; here by hand, as an update does it. */
+/* Writes the weights that stages 1 and 2 publish, as an update does. */
 static void publish(const struct fixture *f, uint32_t param)
 {
-    bool is_part = state_is_master24(f->state, f->layout->params[param].bucket); /* of the master */
+    bool is_part = state_is_master24(f->state, f->layout->params[param].bucket); /* weights are part of masters */
 
     for (uint64_t i = 0; f->state->stage != 3 && !is_part && i < shapes[param]; i++)
         f->kernels->convert_from_f32(state_weights(f->state, param, i), master_of(f, param, i), dtypes[param], 1);
 }
 
-/* Values that 16 bits do not show, but 24 do. */
+/* Return: a value that needs more than 16 bits, but not more than 24. */
 static float fine(uint64_t i)
 {
     return 1.0f + (float)(i % 97) / 64 + 0x1p-14f;
 }
 
-/* A trainer that writes back what it read has changed nothing; not even what it could not read. */
+/* A trainer that writes back what it read changes nothing, not even the bits that it could not read. */
 static void test_masters_survive(void **state)
 {
     uint16_t weights[MAX_ELEMS];
@@ -242,7 +242,7 @@ static void test_masters_survive(void **state)
     }
 }
 
-/* Storing a range changes only the masters whose weights changed, wherever they are in the range. */
+/* Storing a range changes only the masters of weights that differ, wherever they are in the range. */
 static void test_masters_change_with_their_weights(void **state)
 {
     static const uint64_t changed[] = {0, 63, 64, 1023, 1024, 1025, 1499};
@@ -259,7 +259,7 @@ static void test_masters_change_with_their_weights(void **state)
             publish(&f, param);
             fetch(&f, param, 0, shapes[param], weights);
             for (size_t i = 0; i < ARRAY_SIZE(changed); i++)
-                weights[changed[i]] = 0xc000; /* -2 in either dtype */
+                weights[changed[i]] = 0xc000; /* -2 in both dtypes */
             store(&f, param, 0, shapes[param], weights);
             fetch(&f, param, 0, shapes[param], now);
             assert_memory_equal(now, weights, shapes[param] * sizeof(now[0]));
@@ -281,7 +281,7 @@ static void die(int number)
     siglongjmp(after_death, number);
 }
 
-/* Stores an element whose published weight cannot be written. Return: did the store die of it? */
+/* Stores an element whose published weight cannot be written. Return: whether the store died at that write. */
 static bool dies_at_weight(const struct fixture *f, uint32_t param, uint64_t elem, const uint16_t *weight)
 {
     const size_t page_bytes = (size_t)sysconf(_SC_PAGESIZE);
@@ -300,8 +300,8 @@ static bool dies_at_weight(const struct fixture *f, uint32_t param, uint64_t ele
 }
 
 /*
- * A store of a 24-bit master that dies at the weight has cleared the byte. The next daemon stores again, and only where
- * the weight differs; with the old byte the master would not be the weight.
+ * A store of a 24-bit master that dies at the weight has cleared the lower byte already. The next daemon stores again,
+ * but only where the weight differs. With the old byte, the master would differ from the weight.
  */
 static void test_killed_store(void **state)
 {
@@ -318,7 +318,7 @@ static void test_killed_store(void **state)
     done_with(&f);
 }
 
-/* The sign of zero is a change of bytes, too. */
+/* A weight that differs only in the sign of zero is stored. */
 static void test_signed_zero(void **state)
 {
     const uint16_t minus_zero = 0x8000;
@@ -337,7 +337,7 @@ static void test_signed_zero(void **state)
     }
 }
 
-/* If there is no published copy, a weight is its master rounded to nearest, ties to even. */
+/* Without a published copy, a weight is its master, rounded to nearest with ties to even. */
 static void test_rounding(void **state)
 {
     static const float masters[] = {1.0f + 0x1p-8f, 1.0f + 0x3p-8f, 1.0f + 0x1p-8f + 0x1p-20f, -1.0f - 0x1p-8f,
@@ -355,7 +355,7 @@ static void test_rounding(void **state)
     done_with(&f);
 }
 
-/* Stages 1 and 2: a fetch returns the published weights, and a store corrects them and their masters. */
+/* In stages 1 and 2 a fetch returns the published weights. A store changes them and their masters. */
 static void test_published(void **state)
 {
     const uint16_t stale = 0x4000;
@@ -377,7 +377,7 @@ static void test_published(void **state)
         assert_int_equal(now, rounded);
         assert_int_equal(gradient_bits(*master_of(&f, BF16, 11)), gradient_bits(fine(11)));
 
-        /* fp32 weights are their masters, whichever of them is written. */
+        /* A weight in fp32 is its own master, so both change together. */
         store(&f, F32, 3, 1, &(float){0.1f});
         assert_int_equal(gradient_bits(*master_of(&f, F32, 3)), gradient_bits(0.1f));
         *master_of(&f, F32, 3) = 0.7f;

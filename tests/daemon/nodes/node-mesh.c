@@ -27,7 +27,9 @@ struct queue {
     struct packet *first, *last;
 };
 
-/* Memory that an engine got after its start, mapped by itself: orders keep using it after a new one has come. */
+/*
+ * The memory of a segment that an engine got after its start. Orders use their mapping even after a new segment came.
+ */
 struct mapping {
     unsigned n_users;
     uint8_t *map;
@@ -36,9 +38,9 @@ struct mapping {
 
 enum { N_LATE = 2 /* EXCHANGE_RING, EXCHANGE_OVERFLOW */ };
 
-/* Bytes that a lasting order has sent and that are not received yet: they are still in the sender's memory. */
+/* Bytes that a lasting order has sent and that are not received yet. They are in the sender's memory. */
 struct on_way {
-    const uint8_t *from; /* NULL: none */
+    const uint8_t *from; /* NULL if there are none */
     struct mapping *late;
 };
 
@@ -49,15 +51,15 @@ struct order {
     bool lasting;
     size_t n_moves, n_done;
     uint64_t n_sent, n_received;
-    bool *done;            /* per move */
-    struct on_way *on_way; /* per move that receives */
+    bool *done;            /* [move] */
+    struct on_way *on_way; /* [move that receives] */
     struct engine_move moves[];
 };
 
 struct mesh_engine {
     uint32_t generation;
     bool started, put, ready, failing;
-    unsigned n_values; /* of the others that have come */
+    unsigned n_values; /* how many other engines' values have arrived */
     const struct segment *segments[EXCHANGE_N_SEGMENTS];
     struct mapping *late[N_LATE];
     struct order *orders;
@@ -75,8 +77,8 @@ struct mesh_node {
 
 struct mesh {
     unsigned n_nodes, n_breaks, n_failures;
-    unsigned slow; /* whose engine and workers get on only when nothing else does; n_nodes: nobody's */
-    bool nonsense; /* is allowed */
+    unsigned slow; /* the node whose engine and workers work only when nothing else can; n_nodes: none */
+    bool nonsense; /* whether mesh_allow_nonsense() was called */
     uint64_t seed, n_drawn;
     struct mesh_node nodes[MESH_MAX_NODES];
 };
@@ -87,7 +89,7 @@ static bool may_complain;
 
 void __wrap_log_line(int level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* Nodes have nothing to complain about, unless one is mad. */
+/* Fails the test when a node logs a complaint, unless that is allowed. */
 void __wrap_log_line(int level, const char *format, ...)
 {
     char text[512];
@@ -136,7 +138,7 @@ static int on_send(void *userdata, unsigned node, const void *data, size_t n_byt
 {
     struct mesh_node *self = userdata;
 
-    assert_true(node != self->number && (node == 0 || self->number == 0)); /* a star */
+    assert_true(node != self->number && (node == 0 || self->number == 0)); /* all messages are to or from node 0 */
     append(self->number == 0 ? &self->mesh->nodes[node].from_leader : &self->to_leader, data, n_bytes);
     return 0;
 }
@@ -146,7 +148,7 @@ static void on_wake(void *userdata)
     ((struct mesh_node *)userdata)->woken = true;
 }
 
-/* Between node 0 and another. */
+/* Delivers the next message between node 0 and this node. */
 static bool deliver(struct mesh_node *node, bool to_leader)
 {
     struct queue *queue = to_leader ? &node->to_leader : &node->from_leader;
@@ -185,7 +187,7 @@ static void mapping_unref(struct mapping *mapping)
     free(mapping);
 }
 
-/* Return: NULL: it cannot be, where that is allowed. */
+/* Return: the move's bytes, or NULL if it is out of range and nonsense is allowed. */
 static uint8_t *bytes_of(const struct mesh_node *node, const struct order *order, const struct engine_move *move)
 {
     const struct segment *segment = move->segment < EXCHANGE_N_SEGMENTS ? node->engine.segments[move->segment] : NULL;
@@ -200,7 +202,7 @@ static uint8_t *bytes_of(const struct mesh_node *node, const struct order *order
     return NULL;
 }
 
-/* The k-th send to that node, which its k-th receive meets. Return: n_moves: there is none, where that is allowed. */
+/* Return: the index of the k-th send to that node, or n_moves if there is none and nonsense is allowed. */
 static size_t find_send(const struct mesh *mesh, const struct order *order, unsigned node, unsigned k)
 {
     for (size_t i = 0; i < order->n_moves; i++)
@@ -218,7 +220,7 @@ static void finish_move(struct order *order, size_t i)
     *(order->moves[i].send ? &order->n_sent : &order->n_received) += order->moves[i].n_bytes;
 }
 
-/* The sender's engine is done with a move of a lasting order; the bytes are read later. */
+/* Ends the send of a lasting order. Its bytes are read later. */
 static void send_lasting(struct order *order, size_t i, struct order *theirs, size_t send, const uint8_t *from)
 {
     uint32_t segment = theirs->moves[send].segment;
@@ -236,7 +238,7 @@ static void end_way(struct order *order, size_t i)
     order->on_way[i] = (struct on_way){0};
 }
 
-/* Return: true, something has moved. */
+/* Return: whether something has moved. */
 static bool receive(struct mesh_node *node, struct order *order, size_t i)
 {
     const struct engine_move *move = &order->moves[i];
@@ -301,7 +303,7 @@ static void free_order(struct order *order)
     free(order);
 }
 
-/* Whose orders come first is drawn. */
+/* Moves bytes of the node's orders, beginning with a random one. */
 static bool move_bytes(struct mesh_node *node)
 {
     struct order *order = node->engine.orders;
@@ -330,7 +332,7 @@ static bool move_bytes(struct mesh_node *node)
         if (moved)
             return true;
     }
-    return order != node->engine.orders && mesh_draw(node->mesh, 4); /* perhaps one of those before it */
+    return order != node->engine.orders && mesh_draw(node->mesh, 4); /* perhaps of an order before it */
 }
 
 /* Overwrites the targets of a failed engine's orders, because their contents are undefined. */
@@ -437,7 +439,7 @@ static int on_share(void *userdata, unsigned number, const struct segment *segme
     return 0;
 }
 
-/* One breaks, and all that were connected with it find out, sooner or later. */
+/* Breaks the node's engine. All engines of its generation will notice that at different times. */
 static void break_engines(struct mesh_node *node)
 {
     struct mesh *mesh = node->mesh;
@@ -467,7 +469,7 @@ static bool run_engine(struct mesh_node *node)
         return true;
     }
     if (engine->failing)
-        return true; /* it will be noticed */
+        return true; /* the engine will notice the break */
     if (!engine->put) {
         engine->put = true;
         snprintf(key, sizeof(key), "g%u/%u", engine->generation, node->number);
@@ -493,7 +495,7 @@ static bool serve(struct mesh_node *node)
     return true;
 }
 
-enum { ENGINE = 3, ACTS = 5 }; /* from ENGINE on it is bytes that move */
+enum { ENGINE = 3, ACTS = 5 }; /* acts from ENGINE on move bytes or do work */
 
 static bool act_once(struct mesh_node *node, unsigned number)
 {
@@ -529,7 +531,10 @@ bool mesh_advance(void *userdata)
 
     if (mesh_draw(mesh, 64) == 0)
         mesh->slow = (unsigned)mesh_draw(mesh, mesh->n_nodes + 1);
-    /* The slow one has its turn in the second round; the third is for what the second has made possible by settling. */
+    /*
+     * The slow node's engine and workers have their turn in the second round. The third is for events that the second
+     * round made possible.
+     */
     for (unsigned i = 0; i < 3 * n; i++) {
         unsigned k = (first + i) % n;
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A job on several nodes and the same job on one, in one process: real jobs and trainers, an engine that copies
- * (node-mesh.h). Whatever the order in which messages and bytes arrive, and whatever breaks, all nodes together have
- * the bits of the one.
+ * A job on several nodes and the same job on one, in one process: real jobs and trainers, with engines that copy
+ * (node-mesh.h). In any order of messages and bytes, and with breaks, all nodes together must have the bits of the job
+ * on one node.
  */
 
 #include <math.h>
@@ -28,26 +28,26 @@
 
 enum { MAX_NODES = 3, STEPS = 3 };
 
-/* Ranks of each node, ended by 0. */
+/* How many ranks each node has. A 0 ends the list. */
 struct topology {
     unsigned ranks[MAX_NODES + 1];
 };
 
-/* Whole subtrees; a node whose two ranks are none; three nodes. */
+/* Nodes whose ranks are whole subtrees of the sum; a node whose two ranks are not; three nodes. */
 static const struct topology topologies[] = {{{2, 2}}, {{1, 2}}, {{1, 1, 1}}, {{2, 1, 1}}};
 
-/* The program of all ranks. */
+/* What all ranks do. */
 struct program {
     unsigned stage, n_micro;
     const char *more;
     bool misses;   /* some parameters are pushed by some ranks only, or by none */
-    bool tells;    /* of what is missing: what its ranks' clients know */
-    bool passes;   /* some are pushed twice */
-    bool norm;     /* is asked for before each step */
-    bool reads;    /* state and weights, after each step */
-    int leaves;    /* that rank, after the first step; -1: they may; 0: none */
-    bool gives_up; /* every rank in turn, a backward, after its last push, which nobody else has made; then again */
-    bool dies;     /* so too */
+    bool tells;    /* clients send evidence about missing gradients */
+    bool passes;   /* some parameters are pushed twice */
+    bool norm;     /* the ranks ask for the norm before each step */
+    bool reads;    /* the ranks read state and weights after each step */
+    int leaves;    /* the rank that leaves after the first step; -1: any may; 0: none */
+    bool gives_up; /* each rank in turn abandons a backward after its last push */
+    bool dies;     /* each rank in turn dies after its last push */
 };
 
 struct world {
@@ -55,7 +55,7 @@ struct world {
     unsigned n_nodes, n_ranks;
     struct fixture *fixtures[MAX_NODES];
     struct peer *peers[FIXTURE_MAX_PEERS];
-    struct mesh *mesh; /* NULL: one node */
+    struct mesh *mesh; /* NULL for a job on one node */
     double norms[STEPS];
     bool gone[FIXTURE_MAX_PEERS];
 };
@@ -86,7 +86,7 @@ static void add_node(struct world *w, const char *world, unsigned n)
     w->fixtures[w->n_nodes++] = f;
 }
 
-/* Rank 0's initial weights are complete, and may be on their way: its successor is not asked for them. */
+/* Rank 0 dies when it has sent all initial weights. Its successor is not asked for them. */
 static void replace_first(struct world *w)
 {
     struct peer *p = w->peers[0];
@@ -100,7 +100,7 @@ static void replace_first(struct world *w)
     peer_ready(p);
 }
 
-/* All have declared. */
+/* Forms the job, after all ranks have declared. */
 static void finish_forming(struct world *w)
 {
     for (unsigned r = 0; r < w->n_ranks; r++)
@@ -133,7 +133,7 @@ static unsigned count_ranks(const struct topology *topology)
     return n;
 }
 
-/* Nobody is attached. */
+/* Makes a job to which no rank is attached. */
 static struct world *world_make(const struct program *program, const struct topology *topology, uint64_t seed,
                                 unsigned n_breaks)
 {
@@ -168,7 +168,7 @@ static struct world *world_new(const struct program *program, const struct topol
     return w;
 }
 
-/* A world of as many ranks on one node. */
+/* Makes a job on one node with the same number of ranks. */
 static struct world *world_of_one(const struct program *program, const struct topology *topology)
 {
     struct world *w = calloc(1, sizeof(*w));
@@ -188,7 +188,7 @@ static void world_free(struct world *w)
         w->fixtures[i]->job->run.stopping = true;
     fixture_drain(w->fixtures[0]);
     for (unsigned i = 0; i < w->n_nodes; i++) {
-        w->fixtures[i]->advance = NULL; /* the others may be gone */
+        w->fixtures[i]->advance = NULL; /* other nodes may be freed already */
         fixture_free(w->fixtures[i]);
     }
     if (w->mesh)
@@ -196,7 +196,7 @@ static void world_free(struct world *w)
     free(w);
 }
 
-/* Whatever may happen now, some of it. */
+/* Lets a random number of events happen. */
 static void stir(struct world *w)
 {
     for (uint64_t i = w->mesh ? mesh_draw(w->mesh, 6) : 0; i > 0; i--)
@@ -214,7 +214,7 @@ static bool is_missed(const struct world *w, unsigned rank, uint32_t param, unsi
         return true;
     case 0:
         return rank != 0;
-    case 7: /* the large one */
+    case 7: /* the parameter that is larger than a bucket */
         return rank != w->n_ranks - 1 || micro_batch == 0;
     case 3:
         return (rank + micro_batch) % 2;
@@ -238,7 +238,9 @@ static void push_all(struct world *w, unsigned rank)
             peer_push_again(p, i);
 }
 
-/* All of it is announced to the other nodes, where the rank is its node's only one. */
+/*
+ * Does a backward and abandons it. If the rank is its node's only one, all its gradients are announced to other nodes.
+ */
 static void give_up(struct world *w, struct peer *p)
 {
     peer_begin(p);
@@ -251,8 +253,10 @@ static void give_up(struct world *w, struct peer *p)
     peer_expect(p, REPLY_DONE);
 }
 
-/* The rank dies after its pushes, and its successor pushes the same gradients again. A parcel that a rank of another
- * node has not pushed yet is in no sum. */
+/*
+ * The rank dies after its pushes, and its successor pushes the same gradients again. Parcels that other nodes' ranks
+ * have not pushed are in no sum.
+ */
 static void die(struct world *w, struct peer *p)
 {
     peer_begin(p);
@@ -285,7 +289,7 @@ static void micro_batch(struct world *w)
             peer_expect(w->peers[r], REPLY_DONE);
 }
 
-/* All ranks are told the same. */
+/* Asserts that all ranks get the same norm. */
 static void ask_norm(struct world *w, unsigned step)
 {
     for (unsigned r = 0; r < w->n_ranks; r++)
@@ -301,7 +305,7 @@ static void ask_norm(struct world *w, unsigned step)
     }
 }
 
-/* Each rank has other evidence about missing gradients, and not in every step. */
+/* Sends evidence about missing gradients, different for each rank, and not in every step. */
 static void tell_evidence(struct world *w, struct peer *p)
 {
     static const uint32_t params[] = {0, 2, 3};
@@ -373,7 +377,7 @@ static void compare_state(const struct job *node, const struct job *one)
                         node->layout->n_params * sizeof(uint64_t));
 }
 
-/* Compares the state that a rank of each node gets to read. */
+/* Compares the state that two ranks of different jobs read. */
 static void compare_read(struct peer *a, struct peer *b, uint32_t param, enum wire_state_kind kind)
 {
     uint64_t n_bytes = puppet_elems(&puppet_model[param]) * sizeof(float);
@@ -397,7 +401,7 @@ static void compare_read(struct peer *a, struct peer *b, uint32_t param, enum wi
     munmap(maps[1], n_bytes);
 }
 
-/* All ranks ask at once, so that questions of several nodes cross. */
+/* All ranks ask at once, so questions of several nodes overlap. */
 static void compare_param_norms(struct world *w, struct world *one, uint32_t param)
 {
     const struct request_read_state request = {.param = param, .kind = WIRE_STATE_GRAD_NORM};
@@ -460,7 +464,7 @@ static void compare(struct world *w, struct world *one, unsigned step)
 {
     assert_true(w->norms[step] == one->norms[step]);
     if (w->program->leaves)
-        fixture_drain(w->fixtures[0]); /* where nobody is left, nobody has waited for the end of the step */
+        fixture_drain(w->fixtures[0]); /* on a node without ranks, nothing waited for the end of the step */
     for (unsigned i = 0; i < w->n_nodes; i++)
         compare_state(w->fixtures[i]->job, one->fixtures[0]->job);
     for (uint32_t p = 0; w->program->reads && p < PUPPET_PARAMS; p++)
@@ -477,7 +481,7 @@ static void compare(struct world *w, struct world *one, unsigned step)
         compare_gathered(w, one);
 }
 
-/* Which ranks miss what, a node knows of its own ranks only: the lines "ranks" may differ. */
+/* Compares two texts except for the field "ranks": a node knows only of its own ranks which parameters they miss. */
 static void assert_same_but_ranks(const char *a, const char *b)
 {
     const char *ranks_a = strstr(a, "\n  ranks "), *ranks_b = strstr(b, "\n  ranks ");
@@ -490,7 +494,7 @@ static void assert_same_but_ranks(const char *a, const char *b)
     snprintf(head_a, sizeof(head_a), "%.*s", (int)(ranks_a - a), a);
     snprintf(head_b, sizeof(head_b), "%.*s", (int)(ranks_b - b), b);
     assert_string_equal(head_a, head_b);
-    /* The next field begins two columns to the right of a new line. */
+    /* The next field is on a line that is indented by two columns. */
     do
         ranks_a = strchr(ranks_a + 1, '\n');
     while (ranks_a && ranks_a[3] == ' ');
@@ -501,7 +505,7 @@ static void assert_same_but_ranks(const char *a, const char *b)
     assert_string_equal(ranks_a, ranks_b);
 }
 
-/* Without E1111, which a node says of its own ranks. */
+/* Lists the diagnostics except E1111, which a node makes about its own ranks. */
 static size_t list_comparable(const struct job *job, const struct diagnostic *list[KEPT_MAX])
 {
     size_t n = kept_list(&job->diagnostics.kept, list), n_left = 0;
@@ -512,7 +516,7 @@ static size_t list_comparable(const struct job *job, const struct diagnostic *li
     return n_left;
 }
 
-/* Each node says of the world what one node says. */
+/* Asserts that a node's diagnostics about the job are those of the job on one node. */
 static void compare_texts(const struct job *node, const struct job *one)
 {
     const struct diagnostic *of_node[KEPT_MAX], *of_one[KEPT_MAX];
@@ -553,7 +557,7 @@ static void run_both(const struct program *program, const struct topology *topol
     world_free(one);
 }
 
-/* Every topology, under some seeds. */
+/* Runs the program on every topology, with several seeds. */
 static void run(const struct program *program, unsigned n_seeds, unsigned n_breaks)
 {
     for (size_t t = 0; t < ARRAY_SIZE(topologies); t++)
@@ -571,7 +575,7 @@ static void wait_for_answer(struct peer *p)
     p->n_heard++;
 }
 
-/* Its backward may have ended before it is told; then it asks for the step. */
+/* The rank may end its backward, and ask for the step, before it gets the abort. */
 static void expect_aborted(struct peer *p)
 {
     for (wait_for_answer(p); p->reply.type == REPLY_DONE; wait_for_answer(p))
@@ -591,7 +595,7 @@ static void abort_by(struct peer *p)
     peer_see_abort(p);
 }
 
-/* The aborts that others have not been told of. */
+/* Lets ranks that have had no answer since the abort see it. */
 static void catch_up(struct world *w, uint32_t attempt)
 {
     fixture_drain(w->fixtures[0]);
@@ -601,12 +605,13 @@ static void catch_up(struct world *w, uint32_t attempt)
         assert_int_equal(p->fixture->job->ledger.attempt, attempt);
         assert_int_equal(p->fixture->job->phase, JOB_TRAINING);
         if (p->at.attempt < attempt)
-            abort_by(p); /* it is aborted already, and its place is what it is told */
+            abort_by(p); /* aborted already, so this answer has the new position */
         assert_int_equal(p->at.attempt, attempt);
     }
 }
 
-/* In the middle of a backward: a rank aborts, and again in the next attempt, before others may have heard of the first.
+/*
+ * In the middle of a backward, a rank aborts the step, and then the next attempt, before others may know of the first.
  */
 static void abort_twice(struct world *w, unsigned rank)
 {
@@ -632,7 +637,7 @@ static void abort_twice(struct world *w, unsigned rank)
     catch_up(w, attempt + 2);
 }
 
-/* All at once want it: it is one abort. */
+/* All ranks abort at once, which counts as one abort. */
 static void abort_together(struct world *w)
 {
     uint32_t attempt = w->peers[0]->at.attempt;
@@ -652,7 +657,9 @@ static void abort_together(struct world *w)
     catch_up(w, attempt + 1);
 }
 
-/* While what a rank has gathered is copied again after a step, others may have aborted the next: that is of the next.
+/*
+ * After a step, gathered weights are copied again. Meanwhile another rank aborts the next step. That abort must not
+ * count for the step that is committed.
  */
 static void abort_while_committing(struct world *w, struct world *one)
 {
@@ -708,7 +715,7 @@ static void test_aborts(void **state)
                 run_aborts(&(struct program){.stage = stage, .n_micro = 1}, &topologies[t], seed, seed % 4);
 }
 
-/* A node is to abort its next step, as job_aborted() leaves it, and has a reason of its own before it gets there. */
+/* A node must abort its next step (job_aborted()), and gets another reason to abort before it begins that step. */
 static void test_aborts_meet(void **state)
 {
     const struct program program = {.stage = 2, .n_micro = 1};
@@ -719,7 +726,7 @@ static void test_aborts_meet(void **state)
     step(w, 0);
     p->fixture->job->abort.next = true;
     job_is_back_late(p->fixture->job, p->rank);
-    abort_settle(p->fixture->job); /* the leak sanitizer sees whether a reason is lost */
+    abort_settle(p->fixture->job); /* the leak sanitizer finds a lost reason */
     assert_int_not_equal(p->fixture->job->ledger.attempt, p->at.attempt);
     world_free(w);
 }
@@ -773,7 +780,7 @@ static void test_reading(void **state)
     run(&(struct program){.stage = 3, .n_micro = 1, .reads = true}, 2, 0);
 }
 
-/* One of two ranks of a node; the only one of a node; one of node 0. */
+/* The rank that leaves is one of two of its node, its node's only one, or one of node 0. */
 static void test_leaving(void **state)
 {
     (void)state;
@@ -781,8 +788,10 @@ static void test_leaving(void **state)
     run(&(struct program){.stage = 3, .n_micro = 1, .leaves = 1, .norm = true}, 3, 2);
 }
 
-/* Abandoning and dying have the effect that they have on one node: a parcel that other ranks have not pushed is in no
- * sum, so no other rank is disturbed. */
+/*
+ * Abandoned pushes and those of a dead rank have the same effect as in a job on one node. Parcels that other ranks have
+ * not pushed are in no sum, so no other rank is disturbed.
+ */
 static void test_giving_up(void **state)
 {
     (void)state;
@@ -799,7 +808,7 @@ static void test_dying(void **state)
 
 /* ---- run ids ------------------------------------------------------------------------------------------- */
 
-/* Each node's ranks attach, under a run id of their own. */
+/* The ranks of each node attach with that node's run id. */
 static void attach_as(struct world *w, const char *const *run_ids)
 {
     for (unsigned i = 0, r = 0; i < w->n_nodes; i++)
@@ -810,7 +819,7 @@ static void attach_as(struct world *w, const char *const *run_ids)
         }
 }
 
-/* All ranks of all nodes are told of both; then they may try again, and the id that one node has is that of all. */
+/* All ranks are refused with both run ids, and may try again. If only some nodes name a run id, it is that of all. */
 static void test_runs(void **state)
 {
     static const char *const differ[] = {"monday", "tuesday", "monday"}, *const agree[] = {"", "monday", ""};
@@ -838,7 +847,7 @@ static void test_runs(void **state)
     }
 }
 
-/* No node has the memory: each says it of itself, and not that it is another. */
+/* No node has enough memory. Each rank is refused with its own node's shortage, not another node's. */
 static void test_over_quota(void **state)
 {
     const struct program program = {.stage = 2, .n_micro = 1, .more = "limits: {memory: 64KiB}\n"};
@@ -873,7 +882,7 @@ static void come_back(struct world *w, unsigned rank)
     stir(w);
 }
 
-/* In another order each time, and what nodes say of it comes in when it does. */
+/* All ranks leave and come back, in random order, while other events happen. */
 static void all_leave_and_return(struct world *w)
 {
     unsigned first = w->mesh ? (unsigned)mesh_draw(w->mesh, w->n_ranks) : 0;
@@ -883,13 +892,13 @@ static void all_leave_and_return(struct world *w)
             leave(w, (first + r) % w->n_ranks);
         stir(w);
     }
-    fixture_drain(w->fixtures[0]); /* a process is not started anew before that is known */
+    fixture_drain(w->fixtures[0]); /* all nodes must know it before the processes are started again */
     first = w->mesh ? (unsigned)mesh_draw(w->mesh, w->n_ranks) : 0;
     for (unsigned r = 0; r < w->n_ranks; r++)
         come_back(w, (first + r) % w->n_ranks);
 }
 
-/* All have left, between steps and within one; those that are back first wait for the others. */
+/* All ranks leave between two steps and come back. The first ones wait for the others. */
 static void test_all_return(void **state)
 {
     const struct program program = {.stage = 2, .n_micro = 1};
@@ -912,7 +921,10 @@ static void test_all_return(void **state)
         }
 }
 
-/* In the middle of a step: they go on where they were. One that went on alone loses that, and all begin it again. */
+/*
+ * All ranks leave within a step and continue where they were. If one rank continued alone, its work is lost, and all
+ * ranks begin the step again.
+ */
 static void run_within(const struct program *program, const struct topology *topology, uint64_t seed, bool alone)
 {
     struct world *w = world_new(program, topology, seed, alone ? 0 : seed % 3);
@@ -951,14 +963,17 @@ static void test_all_return_within(void **state)
         }
 }
 
-/* Its next request is refused, with an abort. */
+/* Expects the rank's next request to be refused with an abort. */
 static void expect_late(struct peer *p)
 {
     peer_ask_step(p);
     peer_expect_abort(p, "a rank that had left is back, step aborted");
 }
 
-/* One was away for a step, which the others have taken without it; then it is back between two, or too late for one. */
+/*
+ * One rank misses a step that the others do without it. It comes back between two steps, or too late for the current
+ * one.
+ */
 static void run_return(const struct program *program, const struct topology *topology, uint64_t seed, bool late)
 {
     struct world *w = world_new(program, topology, seed, 0), *one = world_of_one(program, topology);
@@ -1005,7 +1020,10 @@ static void pass(struct world *w, unsigned ms)
         w->fixtures[i]->now_ns += ms * UINT64_C(1000000);
 }
 
-/* A node of one slow rank: its own daemon knows that others wait for it, and theirs for what they wait. */
+/*
+ * The only rank of a node is slow. Its own daemon knows that others wait for it, and the other daemons know what they
+ * wait for.
+ */
 static void test_slow_node(void **userdata)
 {
     const struct program program = {.stage = 2, .n_micro = 1};
@@ -1036,7 +1054,7 @@ static uint64_t pick(struct world *w, uint64_t n)
     return mesh_draw(w->mesh, 8) ? mesh_draw(w->mesh, n) : mesh_draw(w->mesh, UINT64_MAX);
 }
 
-/* Evidence that a rank's client may or may not send, about parameters that may not exist. */
+/* Makes evidence that a client may or may not send, about parameters that may not exist. */
 static size_t make_evidence(struct world *w, struct wire_arena *arena, uint8_t *bytes, size_t size)
 {
     const uint32_t params[] = {(uint32_t)pick(w, PUPPET_PARAMS), (uint32_t)pick(w, PUPPET_PARAMS)};
@@ -1056,7 +1074,7 @@ static size_t make_evidence(struct world *w, struct wire_arena *arena, uint8_t *
     return (size_t)n - (mesh_draw(w->mesh, 4) ? 0 : 1);
 }
 
-/* Any message, most of whose numbers could be right. */
+/* Makes a random message. Most of its numbers are in range. */
 static size_t make_message(struct world *w, struct wire_arena *arena, const struct job *job, void *buffer)
 {
     static uint8_t bytes[192];
@@ -1116,7 +1134,7 @@ static size_t make_message(struct world *w, struct wire_arena *arena, const stru
     return (size_t)n;
 }
 
-/* As a server does after each message. */
+/* Closes the connections of dropped peers, as a server does after each message. */
 static void close_dropped(struct world *w)
 {
     for (unsigned r = 0; r < w->n_ranks; r++)
@@ -1124,7 +1142,7 @@ static void close_dropped(struct world *w)
             peer_die(w->peers[r]);
 }
 
-/* A node with the key may send anything: the step may be lost, but no daemon fails. */
+/* A node with the key may send anything. The step may be lost, but no daemon may fail. */
 static void test_madness(void **state)
 {
     struct wire_arena arena;

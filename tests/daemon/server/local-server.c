@@ -11,7 +11,7 @@
 #include "core/base/base.h"
 #include "core/base/log.h"
 
-/* More turns than any test takes; the clock ends each of them, because an idle server would sleep. */
+/* No test needs more turns. A timer ends each turn, because an idle server would sleep. */
 enum { MAX_TURNS = 400, TURN_MS = 50 };
 
 /* ---- the server ---------------------------------------------------------------------------------------- */
@@ -57,7 +57,7 @@ void local_stop(struct local *local)
 {
     server_free(local->server);
     config_free(local->config);
-    assert_int_equal(rmdir(local->folder), 0); /* nothing is left in it */
+    assert_int_equal(rmdir(local->folder), 0); /* the folder is empty */
 }
 
 void local_turn(struct local *local)

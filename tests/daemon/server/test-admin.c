@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * zerodctl's commands as a control connection meets them: what each answers before a job is formed and after, who may
- * change the job, and the exit codes.
+ * zerodctl's commands through a control connection: their answers before and after a job is formed, who may change the
+ * job, and the exit codes.
  */
 
 #include <string.h>
@@ -17,7 +17,7 @@
 
 enum { NOBODY = 54321 };
 
-static unsigned n_parts; /* of the last answer */
+static unsigned n_parts; /* number of parts of the last answer */
 
 static void open_control(struct client *c, struct local *local)
 {
@@ -25,7 +25,7 @@ static void open_control(struct client *c, struct local *local)
     client_hello(c, WIRE_ROLE_CONTROL, 0);
 }
 
-/* The whole answer, its parts put together. */
+/* Sends a command. Return: its answer, joined from all parts. */
 static struct json_object *ask(struct client *c, const char *command, unsigned exit_code)
 {
     struct request request = {.type = REQUEST_ADMIN, .admin = {.command = command}};
@@ -72,7 +72,7 @@ static void expect_error(struct client *control, const char *command, unsigned e
     json_object_put(root);
 }
 
-/* Every question has an answer, whatever the job has come to. */
+/* Every question is answered in every phase of the job. */
 static void test_questions(void **userdata)
 {
     static const char *const commands[] = {"status", "ranks", "params", "diagnostics", "report"};
@@ -99,7 +99,7 @@ static void test_questions(void **userdata)
     local_stop(&local);
 }
 
-/* An answer that does not fit into a packet comes in parts. */
+/* An answer that does not fit into a packet is sent in parts. */
 static void test_parts(void **userdata)
 {
     struct request report = {.type = REQUEST_REPORT, .report = {.code = E_DRIFTED}};
@@ -136,12 +136,12 @@ static void test_unknown_command(void **userdata)
     local_start(&local, 1, "");
     open_control(&control, &local);
     expect_error(&control, "statu", EX_USAGE, "there is no command \"statu\"");
-    expect_state(&control, "waiting"); /* the connection stands */
+    expect_state(&control, "waiting"); /* the connection is still open */
     client_close(&control);
     local_stop(&local);
 }
 
-/* Only admins may send commands that change the job; other users are told so, and their connection is closed. */
+/* Only admins may send commands that change the job. Other users get an error, and their connection is closed. */
 static void test_not_admin(void **userdata)
 {
     static const char *const commands[] = {"drain", "abort-step", "drop"};
@@ -210,7 +210,7 @@ static void test_drop(void **userdata)
     local_stop(&local);
 }
 
-/* Nobody may attach any more, and the daemon ends with the last trainer. */
+/* After drain no rank may attach, and the daemon ends with its last trainer. */
 static void test_drain(void **userdata)
 {
     struct request hello = hello_request(WIRE_ROLE_TRAINER, 0, 99);
@@ -229,7 +229,7 @@ static void test_drain(void **userdata)
     client_expect_dropped(&late, E_NOT_ALLOWED, "drained");
     client_close(&late);
     client_close(&trainer);
-    assert_int_equal(server_run(local.server), 0); /* comes back, with no signal */
+    assert_int_equal(server_run(local.server), 0); /* returns without a signal */
     client_close(&control);
     local_stop(&local);
 }

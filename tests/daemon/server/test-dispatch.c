@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Each type of request in each state of a session. A request that is not allowed gets E1403, which names type and
- * state, and closes the connection; an allowed request reaches its handler, so each type needs one.
+ * Sends each type of request in each state of a session. A request that is not allowed gets E1403, which names its type
+ * and the state, and the connection is closed. An allowed request reaches its handler, so each type must have one.
  */
 
 #include <stdio.h>
@@ -25,7 +25,7 @@ static const char *const places[N_STATES] = {
     [LEFT] = "after Leave",        [WATCH] = "on a watch",
 };
 
-/* As proto/zerod.proto draws the conversation. */
+/* Return: whether proto/zerod.proto allows the request in this state. */
 static bool is_allowed(enum request_type type, unsigned state)
 {
     switch (type) {
@@ -48,7 +48,7 @@ static bool is_allowed(enum request_type type, unsigned state)
     }
 }
 
-/* The rank of a watch. */
+/* The rank that a watch observes. */
 static struct client watched = {.fd = -1};
 
 static void watch(struct client *c, struct local *local)
@@ -94,7 +94,7 @@ static void bring_to(struct client *c, struct local *local, unsigned state)
     }
 }
 
-/* The rank is free again before the next one claims it. */
+/* Closes the connections, and waits until the rank is free for the next test. */
 static void let_go(struct client *c)
 {
     struct job *job = server_service(c->local->server)->job;
@@ -133,13 +133,13 @@ static void test_not_allowed(void **userdata)
     local_stop(&local);
 }
 
-/* A request that the loop has served may have been answered, refused or taken in silence, but not as misplaced. */
+/* Sends an allowed request. It may be answered, refused, or served without an answer, but not refused as misplaced. */
 static void check_served(struct client *c, enum request_type type)
 {
     int got;
 
     assert_int_equal(client_say(c, &example_requests[type]), 0);
-    assert_int_equal(client_say(c, &example_requests[REQUEST_HELLO]), 0); /* is the end, as nothing else is */
+    assert_int_equal(client_say(c, &example_requests[REQUEST_HELLO]), 0); /* a second Hello always ends the session */
     while ((got = client_hear(c)) != CLIENT_CLOSED) {
         const char *text = got == REPLY_REFUSED ? c->reply.refused.diagnostic.text : "";
 
@@ -169,7 +169,10 @@ static void test_allowed(void **userdata)
     local_stop(&local);
 }
 
-/* The daemon asks, and hears what it asked for; what it did not ask for ends the watch. A wrong name gets none. */
+/*
+ * The daemon asks the watch for a look, and gets it. A look that it did not ask for ends the watch. A watch with a
+ * wrong name gets no question.
+ */
 static void test_watch(void **userdata)
 {
     struct local local;
@@ -184,7 +187,7 @@ static void test_watch(void **userdata)
     while (!job->ranks[0].process.look.watch)
         local_turn(&local);
     assert_true(look_ask(job, &job->ranks[0]));
-    assert_true(look_ask(job, &job->ranks[0])); /* it has been asked already */
+    assert_true(look_ask(job, &job->ranks[0])); /* the daemon asks only once */
     client_expect(&c, REPLY_LOOK);
     assert_int_equal(client_say(&c, &example_requests[REQUEST_STACK]), 0);
     while (!job->ranks[0].process.look.text)
@@ -211,7 +214,7 @@ static void test_watch(void **userdata)
     local_stop(&local);
 }
 
-/* Each type can be made in some state, and the states above are all that there are. */
+/* Each type has an example and is allowed in some state, and places[] has all states. */
 static void test_table_is_complete(void **userdata)
 {
     (void)userdata;
@@ -226,7 +229,7 @@ static void test_table_is_complete(void **userdata)
     assert_int_equal(SESSION_CLOSED, 1 << N_STATES);
 }
 
-/* One request at a time: the second is no question but a fault. */
+/* A second request, before the first is answered, is refused as a fault. */
 static void test_while_waiting(void **userdata)
 {
     struct local local;
@@ -251,11 +254,11 @@ static void test_unknown(void **userdata)
         uint8_t bytes[4];
         size_t n_bytes;
     } packets[] = {
-        {{0x9a, 0x06, 0x00}, 3},       /* field 99, no bytes */
+        {{0x9a, 0x06, 0x00}, 3},       /* field 99, with 0 bytes */
         {{0x82, 0x02, 0x00}, 3},       /* field 32: one beyond the last */
         {{0x08, 0x01}, 2},             /* field 1 as a number */
-        {{0xff, 0xff, 0xff, 0xff}, 4}, /* no field at all */
-        {{0x0a, 0x05, 0x00}, 3},       /* longer than it is */
+        {{0xff, 0xff, 0xff, 0xff}, 4}, /* no valid field */
+        {{0x0a, 0x05, 0x00}, 3},       /* says 5 bytes, has none */
     };
     struct local local;
 
@@ -301,7 +304,7 @@ static void test_versions(void **userdata)
     local_stop(&local);
 }
 
-/* Welcome says how the job is configured; a client may choose its own policy. */
+/* Welcome has the job's configuration. A client may choose its own policy for duplicates. */
 static void test_welcome(void **userdata)
 {
     struct request request = hello_request(WIRE_ROLE_TRAINER, 1, 5);
@@ -328,7 +331,7 @@ static void test_welcome(void **userdata)
     assert_int_equal(c.reply.welcome.on_duplicate, WIRE_ON_DUPLICATE_ACCUMULATE);
     assert_string_equal(c.reply.welcome.server, service_version());
     assert_string_equal(c.reply.welcome.run_id, "run-7");
-    assert_string_equal(c.reply.welcome.optimizer, "AdamW"); /* what Adam is, unless adam_w_mode is false */
+    assert_string_equal(c.reply.welcome.optimizer, "AdamW"); /* "Adam" means AdamW unless adam_w_mode is false */
     assert_true(c.reply.welcome.hyper.lr == 0.25 && c.reply.welcome.hyper.weight_decay == 0.125);
     assert_true(c.reply.welcome.hyper.beta1 == 0.5 && c.reply.welcome.hyper.beta2 == 0.75);
     assert_true(c.reply.welcome.has_scheduler && c.reply.welcome.mean && c.reply.welcome.fp16);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The listening socket: what becomes of what lies at its path, who it belongs to, and who may connect. */
+/* The listening socket: what happens to a file at its path, who owns it, and who may connect. */
 
 #include <fcntl.h>
 #include <grp.h>
@@ -21,7 +21,7 @@
 #include "daemon/server/listener.h"
 #include "tests/group.h"
 
-enum { NOBODY = 54321, OTHERS = 54322 }; /* a user and a group that are neither root's nor ours */
+enum { NOBODY = 54321, OTHERS = 54322 }; /* a user and a group, neither root's nor this process's */
 
 static char folder[] = "/tmp/zerod-test-XXXXXX";
 static char path[64], why[256];
@@ -50,7 +50,7 @@ static int make_socket(int type)
     return fd;
 }
 
-/* Return: a connected socket, or -errno. */
+/* Return: the descriptor of a connected socket, or -errno. */
 static int try_to_knock(void)
 {
     struct sockaddr_un sa = {.sun_family = AF_UNIX};
@@ -79,13 +79,13 @@ static void test_listens(void **userdata)
 {
     struct listener listener;
     struct stat st;
-    mode_t old = umask(0077); /* the mode is the configuration's, whatever the umask */
+    mode_t old = umask(0077); /* must not change the mode in the configuration */
     int client, fd;
     char byte = 0;
 
     (void)userdata;
     expect_start(&listener);
-    assert_int_equal(umask(old), 0077); /* and the umask is as it was */
+    assert_int_equal(umask(old), 0077); /* the umask is restored */
     assert_int_equal(lstat(path, &st), 0);
     assert_true(S_ISSOCK(st.st_mode));
     assert_int_equal(st.st_mode & 07777, 0640);
@@ -105,7 +105,7 @@ static void test_listens(void **userdata)
 
     listener_deinit(&listener);
     assert_false(is_there());
-    listener_deinit(&listener); /* an empty one is fine */
+    listener_deinit(&listener); /* deinit of an empty listener */
 }
 
 static void test_stale_socket(void **userdata)
@@ -113,13 +113,13 @@ static void test_stale_socket(void **userdata)
     struct listener listener;
 
     (void)userdata;
-    close(make_socket(SOCK_SEQPACKET)); /* a daemon that was killed */
+    close(make_socket(SOCK_SEQPACKET)); /* as a killed daemon leaves it */
     expect_start(&listener);
     close(knock());
     listener_deinit(&listener);
 }
 
-/* A second daemon does not take the first one's socket, and does not remove it when it exits. */
+/* A second daemon neither replaces the first one's socket, nor removes it at its exit. */
 static void test_socket_in_use(void **userdata)
 {
     struct listener first, second;
@@ -149,7 +149,7 @@ static void test_other_things_at_the_path(void **userdata)
     assert_true(is_there());
     assert_int_equal(unlink(path), 0);
 
-    assert_int_equal(symlink("/nowhere", path), 0); /* not followed */
+    assert_int_equal(symlink("/nowhere", path), 0); /* the link is not followed */
     assert_int_equal(start(&listener), -EEXIST);
     assert_true(is_there());
     assert_int_equal(unlink(path), 0);
@@ -178,20 +178,20 @@ static void test_no_folder(void **userdata)
 
 enum { PASSED_FD = 3, FAR_AWAY = 100 };
 
-/* In a child process: the first condition that does not hold ends it; the exit status tells by its line which. */
+/* For a child process. If the condition is false, returns an exit status that depends on the line. */
 #define EXPECT(condition)                                                                                              \
     do                                                                                                                 \
         if (!(condition))                                                                                              \
             return __LINE__ % 250 + 1;                                                                                 \
     while (0)
 
-/* A daemon is killed: what its successor gets. */
+/* Does what happens when a daemon is killed: the socket is passed to its successor, this process, under `name`. */
 static int pass_socket(const char *name)
 {
     struct listener listener;
     char pid[16];
 
-    setenv("NOTIFY_SOCKET", "/nowhere", 1); /* a service manager that has gone: keep_put() fails */
+    setenv("NOTIFY_SOCKET", "/nowhere", 1); /* no such service manager, so keep_put() fails */
     EXPECT(keep_init() == 0 && keep_is_on());
     EXPECT(start(&listener) == 0 && listener.path);
     EXPECT(dup2(listener.fd, FAR_AWAY) >= 0);
@@ -234,7 +234,7 @@ static int take_of_systemd(void)
     return unlink(path);
 }
 
-/* Nobody could connect to the passed socket. */
+/* The path of the passed socket is gone, so the successor makes a new one. */
 static int take_unreachable(void)
 {
     struct listener listener;
@@ -321,13 +321,13 @@ static void test_lists(void **userdata)
     assert_true(allows(&listener, NOBODY, 7, 7));
     assert_true(allows(&listener, 7, OTHERS, 7));
     assert_true(allows(&listener, 7, 7, OTHERS));            /* a supplementary group */
-    assert_false(allows(&listener, OTHERS, NOBODY, NOBODY)); /* users are no groups */
+    assert_false(allows(&listener, OTHERS, NOBODY, NOBODY)); /* a user's number does not count as a group */
     assert_false(allows(&listener, 7, 7, 7));
     assert_false(is_admin(&listener, NOBODY, OTHERS, OTHERS));
     assert_true(is_admin(&listener, 54331, 7, 7));
     assert_true(is_admin(&listener, 7, 54332, 7));
     assert_true(is_admin(&listener, 7, 7, 54332));
-    assert_true(allows(&listener, 54331, 7, 7)); /* who may change the job may look at it */
+    assert_true(allows(&listener, 54331, 7, 7)); /* a user who may change the job may also look at it */
     assert_true(allows(&listener, 7, 7, 54332));
     listener_deinit(&listener);
 }
@@ -363,7 +363,7 @@ static void test_names_are_looked_up(void **userdata)
     assert_false(is_there());
 }
 
-/* Return: whether a process of that user and groups can open the socket. Needs root. */
+/* Return: whether a process with this user and these groups can connect to the socket. Needs root. */
 static bool opens(uid_t uid, gid_t gid, gid_t further)
 {
     pid_t pid = fork();
@@ -379,7 +379,7 @@ static bool opens(uid_t uid, gid_t gid, gid_t further)
     return status == 0;
 }
 
-/* Every list, not only the first name of one; the mode still says what they may. */
+/* All names of all lists can open the socket, with the rights of the mode. */
 static void test_named_can_open_it(void **userdata)
 {
     char *users[] = {(char *)"54321"}, *groups[] = {(char *)"54322", (char *)"54323"};
@@ -403,7 +403,7 @@ static void test_named_can_open_it(void **userdata)
     assert_true(opens(54321, 7, 7) && opens(54331, 7, 7));
     assert_true(opens(7, 54322, 7) && opens(7, 7, 54323) && opens(7, 7, 54332));
     assert_false(opens(7, 7, 7));
-    assert_false(opens(54322, 7, 7)); /* groups are no users */
+    assert_false(opens(54322, 7, 7)); /* a group's number does not count as a user */
     listener_deinit(&listener);
 
     config.mode = 0600;
@@ -453,7 +453,7 @@ static int make_folder(void **userdata)
 static int remove_folder(void **userdata)
 {
     (void)userdata;
-    return rmdir(folder); /* nothing is left in it */
+    return rmdir(folder); /* the folder is empty */
 }
 
 TEST_GROUP(listener)

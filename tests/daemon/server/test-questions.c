@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Questions beside training, against a whole server: one at a time for each connection, one answer for all who ask the
- * same, a share of the loop's time, trainers first.
+ * Questions that are not part of training, against a whole server. Each connection asks one at a time. All who ask the
+ * same get one answer. Answers have a share of the loop's time, and trainers are served first.
  */
 
 #include <stdlib.h>
@@ -27,7 +27,7 @@ static void open_control(struct client *c, struct local *local)
     client_hello(c, WIRE_ROLE_CONTROL, 0);
 }
 
-/* Both lanes pause for an hour. */
+/* Makes both lanes pause for an hour. */
 static void hold(struct local *local)
 {
     struct questions *questions = &server_service(local->server)->questions;
@@ -36,7 +36,7 @@ static void hold(struct local *local)
         questions->lanes[i].until_ns = uv_hrtime() + UINT64_C(3600000000000);
 }
 
-/* The lanes pause no longer. */
+/* Ends the pause of both lanes. */
 static void let_go(struct local *local)
 {
     struct questions *questions = &server_service(local->server)->questions;
@@ -74,8 +74,8 @@ static void test_one_answer_for_all(void **userdata)
             local_turn(&local);
     assert_int_equal(server_service(local.server)->questions.n_built, 0);
     let_go(&local);
-    clients[0].session->question.is_admin = false; /* the answer is one for both lanes */
-    client_say(&clients[1], &status);              /* a later question, which has an answer of its own */
+    clients[0].session->question.is_admin = false; /* both lanes share an answer */
+    client_say(&clients[1], &status);              /* asked later, so it needs another answer */
     for (size_t i = 0; i < MANY; i++) {
         const struct reply_admin_part *part = &clients[i].reply.admin_part;
 
@@ -94,7 +94,7 @@ static void test_one_answer_for_all(void **userdata)
     local_stop(&local);
 }
 
-/* While one question is being answered, the next ones are not even read. */
+/* While a question is being answered, the connection's next questions are not read. */
 static void test_one_at_a_time(void **userdata)
 {
     struct request status = admin("status");
@@ -110,7 +110,7 @@ static void test_one_at_a_time(void **userdata)
         client_say(&c, &status);
     turns(&local, 4);
     assert_int_equal(c.session->question.state, QUESTION_ASKED);
-    for (n_unread = 0; n_unread < 8; n_unread++) { /* the session's end of the socket, read as the daemon would */
+    for (n_unread = 0; n_unread < 8; n_unread++) { /* counts the unread packets at the session's end of the socket */
         uint8_t byte;
 
         if (recv(c.session->fd, &byte, 1, MSG_DONTWAIT | MSG_TRUNC) < 0)
@@ -126,8 +126,10 @@ static void test_one_at_a_time(void **userdata)
     local_stop(&local);
 }
 
-/* However many ask: after each round the lane pauses for so many times what the round took. A slow machine needs
- * several rounds for an answer. */
+/*
+ * After each round, the lane pauses for a multiple of the round's time, however many ask. A slow machine needs several
+ * rounds for an answer.
+ */
 static void test_share_of_time(void **userdata)
 {
     struct request report = admin("report");
@@ -160,7 +162,7 @@ static void test_share_of_time(void **userdata)
     local_stop(&local);
 }
 
-/* Administrators do not wait for the pause of the others. */
+/* Administrators have their own lane, which does not wait for the other lane's pause. */
 static void test_lane_of_administrators(void **userdata)
 {
     struct request status = admin("status"), ranks = admin("ranks");
@@ -178,7 +180,7 @@ static void test_lane_of_administrators(void **userdata)
     client_say(&other, &status);
     turns(&local, 2);
     assert_int_equal(other.session->question.state, QUESTION_ASKED);
-    client_say(&root, &ranks); /* another one: what others have asked as well is answered with it */
+    client_say(&root, &ranks); /* another question, because equal ones get one answer */
     client_expect(&root, REPLY_ADMIN_PART);
     assert_int_equal(client_look(&other), CLIENT_SILENCE);
     client_close(&other);
@@ -186,7 +188,7 @@ static void test_lane_of_administrators(void **userdata)
     local_stop(&local);
 }
 
-/* A trainer's message is served before a question that came earlier: the answer shows its effect. */
+/* A trainer's message is served before an earlier question, so the answer shows the message's effect. */
 static void test_trainers_first(void **userdata)
 {
     struct request ranks = admin("ranks"), hello = hello_request(WIRE_ROLE_TRAINER, 0, 5);
@@ -208,7 +210,7 @@ static void test_trainers_first(void **userdata)
     local_stop(&local);
 }
 
-/* In a turn that serves a trainer no question is answered, but for one that has waited for long. */
+/* A turn that serves a trainer answers no question, unless the question has waited too long. */
 static void test_gives_way(void **userdata)
 {
     struct request ranks = admin("ranks"), intern = {.type = REQUEST_INTERN, .intern = {.text = "model.py:1"}};
@@ -273,7 +275,7 @@ static void test_gone_before_the_answer(void **userdata)
     local_stop(&local);
 }
 
-/* An answer that a command's asker does not read is dropped when later ones need its memory. */
+/* Unread answers of commands are dropped when later answers need their memory. */
 static void test_memory_is_bounded(void **userdata)
 {
     struct request report = admin("report"), status = admin("status");
@@ -291,7 +293,7 @@ static void test_memory_is_bounded(void **userdata)
         client_say(&slow, &report);
     while (slow.session->question.state != QUESTION_BLOCKED)
         local_turn(&local);
-    questions->kept_bytes += QUESTIONS_MAX_KEPT_BYTES; /* as if it were a large model's */
+    questions->kept_bytes += QUESTIONS_MAX_KEPT_BYTES; /* as if the answer were a large model's */
     client_say(&other, &status);
     client_expect(&other, REPLY_ADMIN_PART);
     questions->kept_bytes -= QUESTIONS_MAX_KEPT_BYTES;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Connections, from accept to close, against a whole server: who is let in and for how long, what becomes of the rest
- * when one misbehaves, and what a connection leaves behind when it goes.
+ * Connections to a whole server, from accept to close: who may connect and for how long, what happens to others when
+ * one client misbehaves, and what a closed connection leaves behind.
  */
 
 #include <errno.h>
@@ -21,7 +21,7 @@
 
 enum { NOBODY = 54321 };
 
-/* The errors of the next calls of these functions, which the linker finds before libc's. */
+/* Errors that the next calls of the two functions below return. The linker takes these functions instead of libc's. */
 static int receive_error, send_error;
 static unsigned n_receive_errors, n_send_errors;
 
@@ -50,7 +50,7 @@ static struct request admin(const char *command)
     return (struct request){.type = REQUEST_ADMIN, .admin = {.command = command}};
 }
 
-/* The server is well, and serves. */
+/* Asserts that the server still answers. */
 static void check_alive(struct local *local)
 {
     struct request request = admin("ranks");
@@ -108,7 +108,7 @@ static void test_not_allowed(void **userdata)
     local_stop(&local);
 }
 
-/* A user who may train, and look; what changes the job is for others. */
+/* A user who may train and look, but not change the job. */
 static void test_allowed_but_no_admin(void **userdata)
 {
     struct request drain = admin("drain"), status = admin("status");
@@ -135,7 +135,7 @@ static void test_allowed_but_no_admin(void **userdata)
 
 /* ---- memory of the kernel ------------------------------------------------------------------------------ */
 
-/* A moment in which the kernel has no memory is no reason to close a connection. */
+/* A connection is kept if the kernel has no memory for a moment. */
 static void test_short_of_memory(void **userdata)
 {
     static const int errors[] = {ENOMEM, ENOBUFS};
@@ -179,7 +179,7 @@ static void expect_no_place(struct local *local, uid_t uid)
     client_close(&c);
 }
 
-/* As if it had said nothing for so long. */
+/* Makes it look as if the client has sent nothing for that long. */
 static void be_silent(struct client *c, unsigned seconds)
 {
     c->session->quiet_ns -= seconds * UINT64_C(1000000000);
@@ -201,13 +201,13 @@ static void test_limit_of_clients(void **userdata)
 
     (void)userdata;
     local_start(&local, 1, "limits: {clients: 2}\n");
-    for (size_t i = 0; i < ARRAY_SIZE(idle); i++) /* who says nothing takes nobody's place */
+    for (size_t i = 0; i < ARRAY_SIZE(idle); i++) /* silent connections take no client's place */
         client_connect(&idle[i], &local);
     for (size_t i = 0; i < 2; i++)
         open_control(&clients[i], &local, LOCAL_ALLOWED_UID);
     expect_no_place(&local, LOCAL_ALLOWED_UID);
     client_open(&trainer, &local);
-    client_hello(&trainer, WIRE_ROLE_TRAINER, 0); /* ranks have their places */
+    client_hello(&trainer, WIRE_ROLE_TRAINER, 0); /* ranks have their own places */
 
     client_close(&clients[0]);
     while (n_controls(&local) == 2)
@@ -221,7 +221,7 @@ static void test_limit_of_clients(void **userdata)
     local_stop(&local);
 }
 
-/* If all clients are of one kind, the one that has been silent for longest is dropped; one that asks stays. */
+/* If all clients are of one kind, the one that was silent for longest is dropped. One that has just asked is kept. */
 static void test_silent_ones_go_first(void **userdata)
 {
     struct request status = admin("status");
@@ -234,7 +234,7 @@ static void test_silent_ones_go_first(void **userdata)
         open_control(&clients[i], &local, LOCAL_ALLOWED_UID);
     for (size_t i = 0; i < 3; i++)
         be_silent(&clients[i], i == 1 ? 3 : 2);
-    client_say(&clients[0], &status); /* it is not silent any more */
+    client_say(&clients[0], &status); /* this client is no longer silent */
     client_expect(&clients[0], REPLY_ADMIN_PART);
     open_control(&clients[3], &local, LOCAL_ALLOWED_UID);
     client_expect_closed(&clients[1]);
@@ -249,7 +249,7 @@ static void test_silent_ones_go_first(void **userdata)
     local_stop(&local);
 }
 
-/* Administrators have more places, and then those of others; root has those of all. */
+/* Administrators have extra places and replace other users. Root replaces any of them. */
 static void test_places_of_administrators(void **userdata)
 {
     struct client others[2], admins[PLACES_KEPT + 2], root;
@@ -278,7 +278,7 @@ static void test_places_of_administrators(void **userdata)
     local_stop(&local);
 }
 
-/* Time is not waited for: the connections grow older at once. */
+/* The test changes the age of the connections, so it does not wait. */
 static void test_handshake_timeout(void **userdata)
 {
     const uint64_t timeout_ns = UINT64_C(10000) * 1000000;
@@ -296,11 +296,11 @@ static void test_handshake_timeout(void **userdata)
     silent.session->accepted_ns -= timeout_ns;
     control.session->accepted_ns -= timeout_ns;
     trainer.session->accepted_ns -= timeout_ns;
-    client_expect_closed(&silent); /* with no word: it may be no client of ours at all */
+    client_expect_closed(&silent); /* without a message, because it may be no zerod client */
     assert_int_equal(client_look(&young), CLIENT_SILENCE);
     assert_int_equal(client_look(&control), CLIENT_SILENCE);
     assert_int_equal(client_look(&trainer), CLIENT_SILENCE);
-    be_silent(&control, 11); /* it does not ask */
+    be_silent(&control, 11); /* a control that does not ask */
     client_expect_closed(&control);
     assert_int_equal(client_look(&trainer), CLIENT_SILENCE);
     client_hello(&young, WIRE_ROLE_CONTROL, 0);
@@ -330,7 +330,7 @@ static void test_end_frees_the_rank(void **userdata)
     local_stop(&local);
 }
 
-/* A process connects again: the old connection is closed without a message, and the rank stays attached. */
+/* If a process connects again, its old connection is closed without a message, and the rank stays attached. */
 static void test_reconnect(void **userdata)
 {
     struct request hello = hello_request(WIRE_ROLE_TRAINER, 0, 77);
@@ -373,10 +373,10 @@ static void test_rank_taken(void **userdata)
     local_stop(&local);
 }
 
-/* More than is read from one connection at a time, and less than its socket holds. */
+/* More packets than the daemon reads at a time from one connection, and fewer than its socket can contain. */
 enum { MANY = 150 };
 
-/* Says much and ends, while a child of it holds the connection open until hold is closed. */
+/* Starts a trainer that sends many packets and exits. Its child keeps the connection open until `hold` is closed. */
 static pid_t start_trainer(struct local *local, const struct request *last_words, const int *hold)
 {
     struct request hello = hello_request(WIRE_ROLE_TRAINER, 0, 5);
@@ -401,7 +401,7 @@ static pid_t start_trainer(struct local *local, const struct request *last_words
     _exit(0);
 }
 
-/* A process counts as dead when it has exited, even if a child has its socket; its earlier messages still count. */
+/* A process is dead when it has exited, even if a child has its socket. The packets that it sent before still count. */
 static void die_with_a_child(unsigned n_errors)
 {
     struct request report = {.type = REQUEST_REPORT, .report = {.code = E_DRIFTED, .detail = "its last words"}};
@@ -438,12 +438,12 @@ static void test_death_with_a_child(void **userdata)
 {
     (void)userdata;
     die_with_a_child(0);
-    die_with_a_child(3); /* the kernel has no memory at that moment */
+    die_with_a_child(3); /* three reads fail because the kernel has no memory */
 }
 
 /* ---- those who misbehave ------------------------------------------------------------------------------- */
 
-/* Messages that follow a fault in one batch are not served. */
+/* Messages behind a faulty one in the same batch are not served. */
 static void test_doomed_in_a_batch(void **userdata)
 {
     struct request hello = hello_request(WIRE_ROLE_TRAINER, 0, 1);
@@ -464,7 +464,7 @@ static void test_doomed_in_a_batch(void **userdata)
     local_stop(&local);
 }
 
-/* A doomed session of a rank is closed before the loop waits again, so that its rank is free at once. */
+/* A doomed session is closed before the loop waits again, which frees its rank at once. */
 static void test_doomed_frees_the_rank(void **userdata)
 {
     struct local local;
@@ -475,7 +475,7 @@ static void test_doomed_frees_the_rank(void **userdata)
     client_open(&c, &local);
     client_hello(&c, WIRE_ROLE_TRAINER, 0);
     session_doom(c.session);
-    assert_ptr_equal(server_service(local.server)->job->ranks[0].peer, c.session); /* not in the middle of anything */
+    assert_ptr_equal(server_service(local.server)->job->ranks[0].peer, c.session); /* not during other work */
     sessions_reap(server_service(local.server));
     assert_null(server_service(local.server)->job->ranks[0].peer);
     client_expect_closed(&c);
@@ -512,14 +512,14 @@ static void test_bad_packets(void **userdata)
     client_close(&c);
 
     client_open(&c, &local);
-    assert_int_equal(send(c.fd, "", 0, MSG_NOSIGNAL), 0); /* cannot be told from the end */
+    assert_int_equal(send(c.fd, "", 0, MSG_NOSIGNAL), 0); /* looks like the end of the connection */
     client_expect_closed(&c);
     client_close(&c);
     check_alive(&local);
     local_stop(&local);
 }
 
-/* Answers wait for a slow reader, in order and all of them. */
+/* A slow reader gets all answers in order. */
 static void test_slow_reader(void **userdata)
 {
     struct request commands[] = {admin("ranks"), admin("there-is-no-such-command")};
@@ -533,7 +533,7 @@ static void test_slow_reader(void **userdata)
     assert_int_equal(setsockopt(c.session->fd, SOL_SOCKET, SO_SNDBUF, &(int){4096}, sizeof(int)), 0);
     for (unsigned i = 0; i < 60; i++)
         client_say(&c, &commands[i % 2]);
-    while (c.session->question.state != QUESTION_BLOCKED) /* until the kernel takes no more */
+    while (c.session->question.state != QUESTION_BLOCKED) /* until the socket is full */
         local_turn(&local);
     for (unsigned i = 0; i < 60; i++) {
         client_expect(&c, REPLY_ADMIN_PART);
@@ -545,7 +545,10 @@ static void test_slow_reader(void **userdata)
     local_stop(&local);
 }
 
-/* One who never reads costs the daemon one answer, and then its connection. Time is not waited for. */
+/*
+ * A client that never reads costs the daemon one answer, then it is dropped. The test changes the clock, so it does not
+ * wait.
+ */
 static void test_never_reads(void **userdata)
 {
     struct request report = admin("report");
@@ -563,7 +566,7 @@ static void test_never_reads(void **userdata)
     while (c.session->question.state != QUESTION_BLOCKED)
         local_turn(&local);
     n_built = server_service(local.server)->questions.n_built;
-    check_alive(&local); /* and turns of the loop */
+    check_alive(&local); /* turns the loop, too */
     assert_int_equal(c.session->question.state, QUESTION_BLOCKED);
     assert_int_equal(server_service(local.server)->questions.n_built, n_built + 1);
     assert_true(frame_queue_is_empty(&c.session->queue));
@@ -577,7 +580,7 @@ static void test_never_reads(void **userdata)
     local_stop(&local);
 }
 
-/* One who floods is served some packets at a time, and the others in between. */
+/* A client that floods is served some packets at a time, and other clients in between. */
 static void test_flood(void **userdata)
 {
     struct request intern = {.type = REQUEST_INTERN, .intern = {.text = "model.py:1"}};
@@ -604,7 +607,7 @@ static void test_flood(void **userdata)
     local_stop(&local);
 }
 
-/* A descriptor that is no socket: refused, closed, and nothing is left of it. */
+/* A descriptor that is not a socket is refused and closed. */
 static void test_no_socket(void **userdata)
 {
     struct session *session = NULL;
@@ -616,7 +619,7 @@ static void test_no_socket(void **userdata)
     assert_int_equal(pipe(fds), 0);
     assert_int_equal(session_new(&session, server_service(local.server), fds[0]), -ENOTSOCK);
     assert_null(session);
-    assert_int_equal(close(fds[0]), -1); /* it was taken */
+    assert_int_equal(close(fds[0]), -1); /* closed already */
     close(fds[1]);
     check_alive(&local);
     local_stop(&local);

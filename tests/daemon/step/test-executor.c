@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The executor in host memory, without a job. Those on GPUs are tested with daemons (tests/e2e). */
+/* Tests the executor in host memory, without a job. Executors on GPUs are tested with daemons (tests/e2e). */
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -40,7 +40,7 @@ static void on_reserved(void *userdata)
 {
     struct fixture *f = userdata;
 
-    assert_int_equal(f->n_formed, 1); /* other nodes are told when the job can answer them */
+    assert_int_equal(f->n_formed, 1); /* the job must be able to answer other nodes by now */
     f->n_reserved++;
 }
 
@@ -71,7 +71,7 @@ static void on_sum(void *userdata, int result, uint64_t sum)
     ((struct fixture *)userdata)->sum = sum;
 }
 
-/* Waits for the end of the work that was begun. */
+/* Waits until the work in progress has ended. */
 static void finish(struct fixture *f)
 {
     unsigned n_before = f->n_done;
@@ -171,7 +171,7 @@ static void expect(uint32_t param, const float *values)
         assert_true(values[i] == value(param, i));
 }
 
-/* In each stage, the weights that were given are the ones that are read, and that a window shows. */
+/* In each stage, the weights that were set are read back, and a window shows them. */
 static void test_weights(unsigned stage)
 {
     struct segment window;
@@ -195,7 +195,7 @@ static void test_weights(unsigned stage)
         expect(p,
                (float *)(void *)(window.map + (stage == 3 ? param->range_offset_bytes : param->weight_offset_bytes)));
     }
-    assert_int_equal(executor_load(f.executor, on_done, &f), 1); /* it always is here */
+    assert_int_equal(executor_load(f.executor, on_done, &f), 1); /* in host memory all are loaded */
     assert_int_equal(executor_store(f.executor, on_done, &f), 1);
     segment_deinit(&window);
     end(&f);
@@ -213,7 +213,7 @@ static void test_stage3(void **state)
     test_weights(3);
 }
 
-/* A parameter is loaded once, stays when it is released, and is loaded again when the weights have changed. */
+/* A parameter is loaded once, stays loaded when it is released, and is loaded again after the weights have changed. */
 static void test_gather(void **state)
 {
     static const uint32_t params[] = {FROZEN, 0, FROZEN};
@@ -238,7 +238,7 @@ static void test_gather(void **state)
     for (uint32_t p = 0; p < N_PARAMS; p++)
         expect(p, (float *)(void *)(f.executor->landing->map + f.layout->params[p].range_offset_bytes));
     executor_release(f.executor, FROZEN);
-    executor_hint(f.executor, 0, params, ARRAY_SIZE(params)); /* all of it is there */
+    executor_hint(f.executor, 0, params, ARRAY_SIZE(params)); /* nothing is missing */
     assert_false(executor_is_busy(f.executor));
     assert_true(executor_held_bytes(f.executor) >= 2 * N_ELEMS * sizeof(float));
     assert_int_equal(executor_find(f.executor, 0, params, ARRAY_SIZE(params)), GATHER_THERE);
@@ -246,7 +246,7 @@ static void test_gather(void **state)
     end(&f);
 }
 
-/* Equal bytes have equal sums, wherever they lie. */
+/* Equal bytes have equal sums, wherever they are. */
 static void test_verify(void **state)
 {
     struct ring_slot slot = {0};

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A parcel's states: the ways from open to settled, what an abort and a withdrawal leave, and that a parcel answers as
- * a model of independent facts does, over random events.
+ * A parcel's states: the paths from open to settled, the states after an abort and a withdrawal, and a comparison with
+ * a model of independent facts, over random events.
  */
 
 #include <fcntl.h>
@@ -21,7 +21,7 @@
 #include "daemon/step/parcel.h"
 #include "tests/group.h"
 
-/* In each state, at its first position. */
+/* Return: a parcel in this state, at its first position. */
 static struct parcel parcel_in(enum parcel_state state)
 {
     return (struct parcel){.state = state};
@@ -52,13 +52,13 @@ static void test_several_nodes(void **unused)
     struct parcel parcel = {0};
 
     (void)unused;
-    assert_false(parcel_await(&parcel)); /* of a position at which this node has nothing */
+    assert_false(parcel_await(&parcel)); /* this node has no gradients at the position */
     assert_false(parcel.awaited);
     parcel_complete(&parcel);
     assert_false(parcel_settle(&parcel));
     assert_true(parcel_await(&parcel));
     parcel_take(&parcel);
-    assert_false(parcel_await(&parcel)); /* node 0 says it again after an engine failed */
+    assert_false(parcel_await(&parcel)); /* node 0 orders it again after an engine failed */
     assert_true(parcel_begin_sum(&parcel));
     assert_false(parcel_begin_combining(&parcel));
     parcel_end_sum(&parcel);
@@ -68,7 +68,7 @@ static void test_several_nodes(void **unused)
     assert_true(parcel_settle(&parcel));
 }
 
-/* The pieces of all nodes are still being added when this node's next gradients are complete. */
+/* This node's next gradients are complete while the pieces of all nodes are still being added. */
 static void test_sum_waits_for_combining(void **unused)
 {
     struct parcel parcel = {0};
@@ -89,10 +89,10 @@ static void test_withdraw(void **unused)
     (void)unused;
     assert_false(parcel_withdraw(&promised));
     assert_int_equal(promised.state, PARCEL_OPEN);
-    assert_true(parcel_withdraw(&taken)); /* a rank's slots had to go: it was taken before node 0 asked for it */
+    assert_true(parcel_withdraw(&taken)); /* taken for the sake of a rank's slots, not ordered by node 0 */
     assert_int_equal(taken.state, PARCEL_TAKEN);
     parcel_await(&awaited);
-    assert_false(parcel_withdraw(&awaited)); /* node 0 has not forgotten it */
+    assert_false(parcel_withdraw(&awaited)); /* node 0 still expects it */
     assert_int_equal(awaited.state, PARCEL_TAKEN);
 }
 
@@ -139,7 +139,7 @@ static void test_events_out_of_order_fail(void **unused)
 {
     static const struct {
         void (*event)(struct parcel *parcel);
-        enum parcel_state only, also; /* the states in which it may come */
+        enum parcel_state only, also; /* states in which the event is allowed */
     } events[] = {
         {parcel_pass, PARCEL_OPEN, PARCEL_OPEN},
         {parcel_complete, PARCEL_OPEN, PARCEL_OPEN},
@@ -222,7 +222,7 @@ static void await(struct parcel *parcel, struct model *model)
 
     assert_int_equal(parcel_await(parcel), takes);
     model->awaited = model->kept;
-    if (takes) { /* the caller's part */
+    if (takes) { /* the caller does this */
         parcel_take(parcel);
         model->taken = true;
     }

@@ -24,7 +24,7 @@ struct node {
     unsigned first, n, parent_first, parent_n;
 };
 
-/* All subtrees of the tree over [lo, lo + n), written down from docs/numerics.md. Return: how many. */
+/* Lists all subtrees of the tree over [lo, lo + n), as docs/numerics.md defines them. Return: their number. */
 static unsigned list_nodes(unsigned lo, unsigned n, unsigned parent_lo, unsigned parent_n, struct node *nodes)
 {
     unsigned split = 1, n_left;
@@ -43,7 +43,7 @@ static bool is_inside(unsigned first, unsigned n, unsigned outer_first, unsigned
     return first >= outer_first && first + n <= outer_first + outer_n;
 }
 
-/* The pieces follow each other, are subtrees, and no piece's parent would fit. */
+/* Asserts that the pieces follow one another, are subtrees, and that none could be replaced by its parent. */
 static void check_pieces(const struct node *nodes, unsigned world, unsigned first, unsigned n)
 {
     struct subtree pieces[SUBTREE_MAX];
@@ -92,13 +92,13 @@ static void test_known_pieces(void **userdata)
     (void)userdata;
     assert_int_equal(subtree_find(6, 0, 6, pieces), 1);
     assert_int_equal(pieces[0].n, 6);
-    assert_int_equal(subtree_find(6, 2, 4, pieces), 2); /* ((0+1)+(2+3))+(4+5) */
+    assert_int_equal(subtree_find(6, 2, 4, pieces), 2); /* sum ((0+1)+(2+3))+(4+5) */
     assert_int_equal(pieces[0].first, 2);
     assert_int_equal(pieces[0].n, 2);
     assert_int_equal(pieces[1].first, 4);
     assert_int_equal(subtree_find(4, 0, 3, pieces), 2);
     assert_int_equal(pieces[0].n, 2);
-    assert_int_equal(subtree_find(3, 1, 2, pieces), 2); /* (0+1)+2: 1 and 2 do not meet */
+    assert_int_equal(subtree_find(3, 1, 2, pieces), 2); /* in the sum (0+1)+2, ranks 1 and 2 are no subtree */
     assert_int_equal(subtree_find(5, 1, 0, pieces), 0);
 }
 
@@ -123,10 +123,10 @@ struct core {
 struct fixture {
     struct layout *layout;
     struct worker_pool *pool;
-    enum dtype wire;       /* between the halves */
-    struct core whole;     /* all ranks */
-    struct core halves[2]; /* ranks before the split, and from there on */
-    uint8_t *slots[WORLD]; /* an arena each */
+    enum dtype wire;       /* between the two nodes */
+    struct core whole;     /* has all ranks */
+    struct core halves[2]; /* ranks before the split, and the others */
+    uint8_t *slots[WORLD]; /* an arena for each rank */
     bool pushed[WORLD][N_PARAMS];
     struct reduction *last;
     unsigned n_done;
@@ -240,7 +240,7 @@ static void set(const struct fixture *f, unsigned rank, unsigned param, uint64_t
     }
 }
 
-/* As it was stored: rounded to the gradient's dtype. */
+/* Return: the value as it is stored, rounded to the gradient's dtype. */
 static float value_of(const struct fixture *f, unsigned rank, unsigned param, uint64_t elem)
 {
     const uint8_t *src = gradient_of(f, rank, param);
@@ -250,7 +250,7 @@ static float value_of(const struct fixture *f, unsigned rank, unsigned param, ui
     return value;
 }
 
-/* One parameter of one rank; each eighth value is a zero of either sign. */
+/* Fills one parameter of one rank. Every eighth value is a zero of either sign. */
 static void fill(struct fixture *f, unsigned rank, unsigned param, uint64_t seed)
 {
     uint64_t key = gradient_key(&(struct gradient_place){.seed = seed, .rank = rank, .param = param});
@@ -283,7 +283,7 @@ static void wait_for(struct fixture *f, unsigned n_done)
         assert_true(worker_pool_wait(f->pool) > 0);
 }
 
-/* A core sums what its ranks have pushed of a parcel. */
+/* The core sums what its ranks have pushed of a parcel. */
 static void reduce(struct fixture *f, struct core *core, uint32_t at, uint32_t micro)
 {
     const struct layout_parcel *parcel = &f->layout->parcels[at];
@@ -309,7 +309,7 @@ static void reduce_whole(struct fixture *f, uint32_t micro)
         reduce(f, &f->whole, at, micro);
 }
 
-/* All parcels of a parameter. */
+/* Reduces all parcels of a parameter. */
 static void reduce_param(struct fixture *f, uint32_t param, uint32_t micro)
 {
     const struct layout_param *p = &f->layout->params[param];
@@ -318,7 +318,7 @@ static void reduce_param(struct fixture *f, uint32_t param, uint32_t micro)
         reduce(f, &f->whole, f->layout->parts[p->first_part + i].parcel, micro);
 }
 
-/* Both halves have reduced the parcel; `core` adds the pieces of both to what it owns. */
+/* After both halves have reduced the parcel, adds the pieces of both to the accumulators that `core` owns. */
 static void combine(struct fixture *f, struct core *core, uint32_t at, uint32_t micro)
 {
     const struct layout_parcel *parcel = &f->layout->parcels[at];
@@ -391,7 +391,10 @@ static void push_at_random(struct fixture *f, uint64_t seed)
                 memset(gradient_of(f, rank, param), 0xff, shapes[param] * dtype_size(grad_dtypes[param]));
 }
 
-/* Absent ranks count as +0 and are not read; the first contribution is 0.0f + x; later ones are added. */
+/*
+ * Ranks that did not push count as +0, and their slots are not read. The first contribution is 0.0f + x; later ones are
+ * added.
+ */
 static void test_absent_ranks(void **userdata)
 {
     static float expected[N_PARAMS][LARGE_ELEMS];
@@ -422,7 +425,7 @@ static void test_absent_ranks(void **userdata)
     done_with(&f);
 }
 
-/* Sums of an earlier step are not added; if no rank pushes, they are not even touched. */
+/* Sums of an earlier step are not added. If no rank pushes a parameter, its sums are not changed. */
 static void test_open_forgets(void **userdata)
 {
     struct fixture f;
@@ -448,7 +451,7 @@ static void test_open_forgets(void **userdata)
 
     step_commit(f.whole.step);
     assert_int_equal(f.whole.state->progress.counts[2], 1);
-    assert_int_equal(f.whole.state->progress.counts[1], 1); /* no element, but pushed */
+    assert_int_equal(f.whole.state->progress.counts[1], 1); /* no elements, but pushed */
     assert_int_equal(f.whole.state->progress.counts[3], 0);
     done_with(&f);
 }
@@ -482,7 +485,7 @@ static void check_sums(struct fixture *f, struct core *core)
     }
 }
 
-/* A push has one sum, whatever chunks and partitions it was read in, and wherever it is reduced. */
+/* The sum of a push's bytes does not depend on chunks, partitions, or where the push is reduced. */
 static void test_sums(void **userdata)
 {
     struct fixture f;
@@ -529,7 +532,7 @@ static void test_norm_of_each_parameter(void **userdata)
     assert_true(norm_of(&f, 4) == 0);
     assert_true(fabsl(whole - exact_sum_round(&total)) <= 1e-14L * whole);
 
-    /* Norms belong to the decided step alone: a parameter that only an earlier step pushed has none. */
+    /* Norms are those of the decided step. A parameter that only an earlier step pushed has none. */
     step_open(f.whole.step);
     for (unsigned rank = 0; rank < WORLD; rank++)
         f.pushed[rank][3] = false;
@@ -546,7 +549,7 @@ static void test_norm_of_each_parameter(void **userdata)
 
 /* ---- two cores ----------------------------------------------------------------------------------------- */
 
-/* A core's accumulators are the whole's, of what it owns. */
+/* Asserts that the accumulators that this half owns are those of `whole`. */
 static void check_half(struct fixture *f, struct core *half)
 {
     for (uint32_t c = 0; c < f->layout->n_chunks; c++) {
@@ -561,7 +564,7 @@ static void check_half(struct fixture *f, struct core *half)
     }
 }
 
-/* A node must not read the elements that another node owns: its own copy may not even exist. */
+/* Overwrites the elements that another node owns with NaN. A node must not read them: it may not even have a copy. */
 static void poison_foreign(struct fixture *f, struct core *half, uint32_t at)
 {
     const struct layout_parcel *parcel = &f->layout->parcels[at];
@@ -606,7 +609,7 @@ static void test_two_cores(void **userdata)
             check_two_cores(stage, split);
 }
 
-/* A combine reads its own partitions of a piece and nothing else. */
+/* Combining reads only the node's own partitions of a piece. */
 static void test_combine_reads_what_it_owns(void **userdata)
 {
     struct fixture f;
@@ -663,7 +666,7 @@ static void test_finding(void **userdata)
     assert_false(f.whole.step->finding.found);
     assert_true(isfinite(total_of(f.whole.step)));
 
-    /* Later in time, but the only one so far; two in one chunk, and counted. */
+    /* A later micro-batch has the first values that are not finite. Two of them are in one chunk, and are counted. */
     set(&f, 3, 2, 64, INFINITY);
     set(&f, 3, 2, 60, NAN);
     set(&f, 3, 2, 63, -INFINITY);
@@ -673,7 +676,10 @@ static void test_finding(void **userdata)
     assert_int_equal(f.whole.step->finding.n_nan, 1);
     assert_true(isnan(total_of(f.whole.step)));
 
-    /* A lower parameter of a later micro-batch does not matter; of the same one it does, as a lower element. */
+    /*
+     * A lower parameter of a later micro-batch is not the finding. One of the same micro-batch is, and so is a lower
+     * element.
+     */
     set(&f, 1, 0, CHUNK_ELEMS + 3, INFINITY);
     reduce_whole(&f, 2);
     check_finding(f.whole.step, 3, 1, 2, 60);
@@ -688,7 +694,7 @@ static void test_finding(void **userdata)
     done_with(&f);
 }
 
-/* A rank that did not push is not blamed for what lies in its slot. */
+/* A rank that did not push is not named, whatever its slot contains. */
 static void test_finding_leaves_absent_ranks_out(void **userdata)
 {
     struct fixture f;
@@ -722,7 +728,7 @@ static void test_overflow_is_nobodys(void **userdata)
     done_with(&f);
 }
 
-/* The node that has the slots names the rank; the other, whose sum is not finite either, names none. */
+/* The node that has the slot names the rank. The other node's sum is not finite either, but it names no rank. */
 static void test_finding_on_two_cores(void **userdata)
 {
     struct fixture f;
@@ -730,13 +736,13 @@ static void test_finding_on_two_cores(void **userdata)
     (void)userdata;
     make(&f, 1, 4);
     fill_all(&f, 1);
-    set(&f, 5, 3, 1, NAN); /* of the other node's partition */
+    set(&f, 5, 3, 1, NAN); /* in the other node's partition */
     reduce_halves(&f, 2);
     check_finding(f.halves[1].step, 5, 2, 3, 1);
     assert_false(f.halves[0].step->finding.found);
     assert_true(isnan(acc_of(&f, &f.halves[0], 3, 1)));
 
-    /* Each piece is finite, their sum is not: the owner knows. */
+    /* Each piece is finite, but their sum is not. The node that owns the element finds it. */
     step_open(f.halves[0].step);
     step_open(f.halves[1].step);
     fill_all(&f, 1);
@@ -761,7 +767,9 @@ static uint64_t sum_of(const struct fixture *f, unsigned rank, const struct layo
     return position_sum_finish(&sum, part->n_elems * dtype_size(dtype));
 }
 
-/* The only rank of a node: half of its sums are taken when pieces are added, half before. */
+/*
+ * For the only rank of a node: asserts its pushes' sums. Half of them are computed when pieces are added, half before.
+ */
 static void check_sums_of_one(const struct fixture *f, const struct core *core)
 {
     for (uint32_t k = 0; k < f->layout->n_parts; k++) {
@@ -772,7 +780,9 @@ static void check_sums_of_one(const struct fixture *f, const struct core *core)
     }
 }
 
-/* Only fp32 gradients travel as they are on a wire of fp32; what is rounded or widened first has its place in staging.
+/*
+ * If gradients travel in fp32, only fp32 gradients are sent from their slots. Gradients that must be converted have a
+ * place in staging.
  */
 static void check_places(const struct fixture *f, const struct core *core)
 {
@@ -814,7 +824,7 @@ static void test_slots_travel(void **userdata)
     }
 }
 
-/* A finding in a slot names the slot's rank. */
+/* A value that is not finite in a slot is reported with the slot's rank. */
 static void test_finding_in_a_slot(void **userdata)
 {
     struct fixture f;
@@ -822,15 +832,15 @@ static void test_finding_in_a_slot(void **userdata)
     (void)userdata;
     make(&f, 2, 1);
     fill_all(&f, 1);
-    set(&f, 0, 0, 7, INFINITY);                /* of rank 0's own partition */
-    set(&f, 0, 0, LARGE_ELEMS - 3, -INFINITY); /* of another node's */
+    set(&f, 0, 0, 7, INFINITY);                /* in rank 0's partition */
+    set(&f, 0, 0, LARGE_ELEMS - 3, -INFINITY); /* in another node's partition */
     reduce_halves(&f, 1);
     check_finding(f.halves[0].step, 0, 1, 0, 7);
     check_finding(f.halves[1].step, 0, 1, 0, LARGE_ELEMS - 3);
     assert_true(f.halves[1].step->finding.value == -INFINITY);
     assert_int_equal(f.halves[1].step->finding.n_inf, 1);
 
-    /* Several ranks' sum is not: which of them it was, their own node has found. */
+    /* In a sum of several ranks, only the node of these ranks can find which rank has the value. */
     step_open(f.halves[0].step);
     step_open(f.halves[1].step);
     fill_all(&f, 1);
@@ -841,7 +851,7 @@ static void test_finding_in_a_slot(void **userdata)
     done_with(&f);
 }
 
-/* Each rank's push is judged before it is rounded; if rounding makes a sum infinite, no rank is at fault. */
+/* Each rank's push is checked before it is rounded. If rounding makes a sum infinite, no rank is named. */
 static void test_rounded_pieces(void **userdata)
 {
     static const uint64_t elems[] = {0, 2047, 2048, CHUNK_ELEMS + 2049};
@@ -861,7 +871,7 @@ static void test_rounded_pieces(void **userdata)
 
         step_open(f.halves[0].step);
         fill_all(&f, 1);
-        set(&f, 0, 0, elems[i], 3.4e38f); /* the largest bf16 is 3.39e38 */
+        set(&f, 0, 0, elems[i], 3.4e38f); /* the largest bf16 value is 3.39e38 */
         reduce_halves(&f, 0);
         assert_true(f.halves[0].step->finding.found && f.halves[0].step->finding.overflowed);
         assert_int_equal(f.halves[0].step->finding.param, 0);
@@ -898,7 +908,10 @@ static void reduce_core(struct fixture *f, struct core *core)
         reduce(f, core, at, 0);
 }
 
-/* Whoever sees the word of a parameter sees its weights, while workers update others; they are those of any update. */
+/*
+ * When a parameter's word is published, its weights are complete, while workers update others. They are the weights of
+ * any update.
+ */
 static void test_published(void **userdata)
 {
     const struct step_update update = {.groups = &hyper, .s = 1};
@@ -936,14 +949,17 @@ static void test_published(void **userdata)
 }
 
 /*
- * Small parameters of all layers share a bucket; in the order of buckets the first layer's would come last. Neighbours in
- * memory are updated together, up to the size of a chunk.
+ * Small parameters of all layers share a bucket. In the order of buckets, the first layer's would be updated last.
+ * Parameters that are neighbours in memory are updated together, up to the size of a chunk.
  */
 static void test_order_of_updates(void **userdata)
 {
     enum { N = 8, LARGE = 2 * CHUNK_ELEMS };
     static const uint64_t sizes[N] = {LARGE, 3, 100, 30000, 100, 30000, LARGE, 30000}; /* weight, bias, ... */
-    /* One group has 0, 2 and 6, the other 1, 3, 5 and 7, of which three make no more than a chunk. 4 is frozen. */
+    /*
+     * Group 0 has parameters 0, 2 and 6. Group 1 has 1, 3, 5 and 7, of which three together fit into a chunk. Parameter
+     * 4 is frozen.
+     */
     static const uint32_t order[] = {0, 0, 3, 1, 2, 7, 5, 6, 6};
     struct layout_decl decls[N];
     struct published *published;

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Where a golden case is run: in the core of the daemon (tests/programs/golden-driver.c), or through a real daemon, with a
-process per rank (tests/programs/golden-client.c), in host memory or on GPUs that are the stand-ins of tests/sim.
+Places in which a golden case runs: the core of the daemon (tests/programs/golden-driver.c), or a real daemon with a
+process per rank (tests/programs/golden-client.c), in host memory or on GPUs, which are the stand-ins of tests/sim.
 
-With ZEROD_TIMING=1 no push may take longer than 50 ms; without, what the slowest took is only printed.
+With ZEROD_TIMING=1 no push may take longer than 50 ms. Otherwise the duration of the slowest push is only printed.
 """
 
 import json
@@ -38,7 +38,7 @@ class Driver:
         self.program, self.folder, self.isas = program, folder, list_isas(program)
 
     def run(self, case, hows):
-        """The results, one for each how."""
+        """Return: the results of the case, one for each how (golden-driver.c)."""
         (self.folder / "case.json").write_text(json.dumps(case))
         (self.folder / "hows.json").write_text(json.dumps(hows))
         done = subprocess.run([self.program, self.folder / "case.json", self.folder / "hows.json", self.folder],
@@ -48,7 +48,7 @@ class Driver:
 
 
 def check_hows(driver, case, hows):
-    """Return: the golden steps, to which all hows are equal."""
+    """All hows must give the golden numbers. Return: the golden steps."""
     steps = golden_run(case)
     for how, results in zip(hows, driver.run(case, hows)):
         two = how.get("split", 0) > 0
@@ -72,13 +72,13 @@ def make_how(rng, world, stage, bucket_elems, threads, isa, cores, split=None):
 
 
 def constants(settings):
-    """Settings may have one value for each step: returns the first of each."""
+    """A setting may have one value for each step. Return: the settings with their first values."""
     return {name: value[0] if isinstance(value, list) and name != "betas" else value
             for name, value in settings.items()}
 
 
 def make_config(case, stage, bucket_elems, zero=None, **config):
-    """zero: more of zero_optimization."""
+    """Return: the daemon's configuration. zero: further keys of zero_optimization."""
     params = dict.fromkeys(DEFAULTS["optimizer"]["params"]) | constants(case["optimizer"]["params"])
     return merge({
         "world": {"size": case["world_size"]},
@@ -99,7 +99,7 @@ class Job:
         self.isas = list_isas(build.path("tests/golden-driver"))
 
     def run(self, case, how=None, isa=-1, **config):
-        """Return: the ranks' processes, which have ended, or one of which has failed."""
+        """Runs the case. Return: the ranks' processes after all have ended or one has failed."""
         self.daemon = self.zerod(make_config(case, **config),
                                  {"ZEROD_ISA": self.isas[isa % len(self.isas)]} | self.environment)
         folder = self.daemon.folder
@@ -113,7 +113,7 @@ class Job:
         return ranks
 
     def check(self, case, how=None, **config):
-        """All ranks see the golden numbers."""
+        """Runs the case. All ranks must get the golden numbers."""
         ranks = self.run(case, how, **config)
         assert {rank.poll() for rank in ranks} == {0}, "".join(rank.err() for rank in ranks) + self.daemon.log()
         results = [read_results(self.daemon.folder / f"rank{rank}") for rank in range(len(ranks))]
@@ -132,7 +132,7 @@ class DeviceJob(Job):
 
 
 def n_missing(case, counts):
-    """Trainable parameters that nobody pushed in each step, from how the counts grow. None of a skipped step."""
+    """Yields the number of trainable parameters without a push for each step, None for a skipped step."""
     trainable = [i for i, p in enumerate(case["params"]) if p.get("trainable", True)]
     before = [0] * len(case["params"])
     for after in counts:

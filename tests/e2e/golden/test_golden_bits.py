@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-The data path of the daemon gives the golden numbers, bit for bit, however it is run: here each dimension by itself, all of
-it. test_golden_matrix.py has the combinations. tests/programs/golden-driver.c runs it; nothing here needs a daemon.
+The data path of the daemon gives the golden numbers, bit for bit, in every setting. These tests vary one dimension at a
+time, over its full range; test_golden_matrix.py combines dimensions. tests/programs/golden-driver.c runs the data path
+without a daemon.
 
-ZEROD_GOLDEN_FULL=1 runs the whole product of all dimensions.
+ZEROD_GOLDEN_FULL=1 runs the product of all dimensions.
 """
 
 import itertools
@@ -30,7 +31,7 @@ def driver(build, tmp_path):
 
 
 def all_hows(rng, world, isas):
-    """Every combination, and two cores split in every way."""
+    """Yields every combination. With two cores, every split of the ranks."""
     for *dims, cores in itertools.product(STAGES, BUCKETS, THREADS, isas, CORES):
         for split in range(1, world) if cores == 2 else (0,):
             yield make_how(rng, world, *dims, cores, split)
@@ -43,7 +44,7 @@ if WHOLE:
         check_hows(driver, make_case(world, optimizer), list(all_hows(random.Random(1), world, driver.isas)))
 
 
-# ---- one dimension at a time, all of it ------------------------------------------------------------------
+# ---- one dimension at a time ------------------------------------------------------------------------------
 
 
 def short_case(world, steps=5, **changes):
@@ -76,7 +77,7 @@ def test_many_orders(driver):
 
 @pytest.mark.parametrize("grad, weight", PAIRS)
 def test_one_bucket(driver, grad, weight):
-    """All parameters in one bucket: one group, one pair of dtypes."""
+    """All parameters are in one bucket, because they have one group and one pair of dtypes."""
     world = 2 + PAIRS.index((grad, weight)) % 7
     case = short_case(world, N_STEPS)
     for param in case["params"]:
@@ -90,7 +91,7 @@ def test_one_bucket(driver, grad, weight):
 
 @pytest.mark.parametrize("world", (1, 3, 8))
 def test_parameters_of_many_chunks(driver, world):
-    """Larger than a chunk and a partition: 64 Ki elements are reduced at a time."""
+    """Parameters may be larger than a chunk (the 64 Ki elements that are reduced at a time) and than a partition."""
     params = [{"shape": [n], "grad_dtype": grad, "weight_dtype": weight} for n, grad, weight in
               ((150001, "fp32", "fp32"), (65536, "fp32", "fp32"), (65537, "bf16", "bf16"), (131071, "fp16", "bf16"))]
     case = {"world_size": world, "seed": 5, "steps": 2, "micro_batches": 2, "max_norm": 1.0, "params": params,
@@ -107,8 +108,12 @@ def test_parameters_of_many_chunks(driver, world):
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("world, split", ((4, 0), (4, 2), (4, 1), (2, 1), (8, 3)))
 def test_memory_of_a_part(driver, stage, world, split):
-    """A core holds its ranks' part of the state; of the gradient; of the weights in stage 3."""
-    # Parameters of 2^17 elements, each a bucket, a whole number of pages in each partition. Whole buckets have room.
+    """
+    A core has memory only for its ranks' part of the state; in stages 2 and 3 also only of the gradient, in stage 3
+    also only of the weights.
+    """
+    # Parameters of 2^17 elements, each in its own bucket, are a whole number of pages in each partition. Buckets that
+    # are not partitioned have extra room.
     n32, n16, room = 3 * 2**17, 2 * 2**17, 63 * 64
     params = [{"shape": [2**17]}] * 3 + [{"shape": [2**17], "grad_dtype": "bf16", "weight_dtype": "bf16"}] * 2
     case = {"world_size": world, "seed": 5, "steps": 1, "params": params, "optimizer": make_case(world)["optimizer"]}

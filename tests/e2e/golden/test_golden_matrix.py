@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-The golden numbers, however and wherever a job is run: one matrix, drawn with a fixed seed so that each value of each
-dimension meets each value of every other one.
+The golden numbers in every setting and place: one matrix, drawn with a fixed seed, in which each value of each
+dimension occurs with each value of every other dimension.
 
-The places: core is the data path without a daemon, one core or two; daemon is a real one in host memory; gpus has all
-on GPUs (stand-ins), gpus-offload masters and moments in host memory.
+The places: core is the data path without a daemon, with one core or two. daemon is a real daemon in host memory. gpus
+has everything on GPUs (stand-ins); gpus-offload has master weights and moments in host memory.
 """
 
 import itertools
@@ -20,14 +20,16 @@ PLACES = ("core", "daemon", "gpus", "gpus-offload")
 STAGES, THREADS, ISAS = (1, 2, 3), (1, 2, 3, 4), (0, 1, 2)
 WORLDS = (1, 2, 3, 4, 5, 8)
 MOST_GPUS = 4
-N_MORE = 7  # ways to run a case in the core, which take less time than the case's golden numbers
+N_MORE = 7  # further runs of a case in the core; together they are faster than computing its golden numbers
 
 DIMENSIONS = [tuple(OPTIMIZERS), PLACES, STAGES, WORLDS, BUCKETS, THREADS, ORDERS, (False, True), ISAS,
               ("shared", "private"), tuple(MOMENTS)]
 
 
 def rows():
-    """scripts/test runs each optimizer once in each kind of place, --full all rows."""
+    """
+    Yields the rows of the matrix. scripts/test runs each optimizer once in each kind of place, --full runs all rows.
+    """
     seen = set()
     for row in cover(DIMENSIONS, seed=4):
         key = row[0], row[1].split("-")[0]
@@ -38,7 +40,7 @@ def rows():
 
 @pytest.fixture
 def place(zerod, build, tmp_path):
-    """place(name) -> what runs a case there."""
+    """place(name) -> an object that runs a case in that place."""
     return lambda name: {"core": lambda: Driver(build.path("tests/golden-driver"), tmp_path),
                          "daemon": lambda: Job(zerod, build)}.get(name, lambda: DeviceJob(zerod, build))()
 
@@ -67,7 +69,7 @@ def test_bits(place, optimizer, where, stage, world, bucket_elems, threads, orde
 @pytest.mark.threads
 @pytest.mark.parametrize("optimizer, stage, where", list(zip(OPTIMIZERS, itertools.cycle(STAGES), itertools.cycle(PLACES[1:]))))
 def test_settings_of_the_configuration(place, optimizer, stage, where):
-    """Steps without arguments: what counts is in the daemon's file."""
+    """Steps without arguments use the settings of the daemon's configuration."""
     case = make_case(2, optimizer, steps=6, max_norm=0.5, loss_scale=1, groups=[{}], nonfinite=[])
     case["optimizer"]["params"] = constants(case["optimizer"]["params"])
     for param in case["params"]:
@@ -77,7 +79,7 @@ def test_settings_of_the_configuration(place, optimizer, stage, where):
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_the_case_is_what_it_is_meant_to_be(world):
-    """Skipped steps, clipped and unclipped ones, parameters left alone."""
+    """The case has skipped steps, clipped and unclipped steps, and parameters without a gradient."""
     steps = golden_run(make_case(world, "AdamW"))
     assert [i for i, step in enumerate(steps) if not step["applied"]] == [6, 13]
     coefs = [step["coef"] for step in steps if step["applied"]]
@@ -86,5 +88,5 @@ def test_the_case_is_what_it_is_meant_to_be(world):
 
 
 def test_every_instruction_set_is_drawn(build):
-    """The matrix has three, and a machine has up to three."""
+    """The matrix has a row for each instruction set that the machine has."""
     assert len(list_isas(build.path("tests/golden-driver"))) <= len(ISAS)

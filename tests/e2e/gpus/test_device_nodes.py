@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
 Jobs on the GPUs of several nodes: a daemon for each node on this machine's loopback, with the engine over the stand-ins
-of tests/sim, and the bits of one node in host memory, whatever dies.
+of tests/sim. Whatever dies, the bits must be those of one node in host memory.
 """
 
 import contextlib
@@ -63,8 +63,9 @@ def references(build, tmp_path_factory):
 @pytest.fixture
 def cluster(zerod, build, tmp_path):
     """
-    cluster(ranks, stage=2, offload="none", sim={node: what its GPUs do}, more=[{variable: value} of each node],
-    **config) -> the daemons of a job on the GPUs of nodes. offload: where masters and moments lie, cpu: in host memory.
+    cluster(ranks, stage=2, offload="none", sim={node: ZEROD_SIM items of its GPUs}, more=[{variable: value} of each
+    node], **config) -> the daemons of a job on the GPUs of nodes. offload="cpu" keeps master weights and moments in
+    host memory.
     """
 
     def begin(ranks, stage=2, offload="none", sim=None, more=None, **config):
@@ -86,7 +87,7 @@ def said(nodes, code):
     ((2, 1), 3, "cpu", "fp32"), ((1, 1, 1), 2, "none", "fp32"), ((1, 1), 1, "none", "fp32"), ((2, 1), 2, "none", "fp32"), ((1, 1), 3, "none", "fp32"),
     ((1, 2), 3, "none", "fp32"), ((1, 2), 3, "none", "bf16 moments"), ((1, 1), 2, "cpu", "fp32"), ((1, 2), 1, "cpu", "fp32"))])
 def test_undisturbed(cluster, references, ranks, stage, offload, state):
-    """Write windows, norms and state that is read are in it."""
+    """An undisturbed run has the reference's bits. It includes write windows, norms and reads of state."""
     nodes = cluster(ranks, stage, offload, **STATES[state])
     judge(train(nodes, [[]] * sum(ranks), n_steps=SHORT), nodes, references.get(sum(ranks), n_steps=SHORT, state=state))
     assert said(nodes, "E1502") == 0
@@ -94,7 +95,7 @@ def test_undisturbed(cluster, references, ranks, stage, offload, state):
 
 @pytest.mark.gpu
 def test_sums_of_nccl(cluster):
-    """In an order of its own, and so with bits of its own, the same on all ranks."""
+    """NCCL sums in its own order, so the bits differ from the reference, but all ranks have the same ones."""
     nodes = cluster((2, 1), deterministic=False)
     found = results(train(nodes, [[]] * 3, n_steps=8))
     assert all(len(found[word, step]) == 1 for word in ("weights", "norm") for step in range(8)), nodes.logs()
@@ -105,7 +106,7 @@ def test_sums_of_nccl(cluster):
     ((1, 1, 1), 2, "none", 3), ((1, 1), 2, "none", 1), ((2, 1), 1, "none", 2), ((2, 1), 2, "cpu", 4),
     ((1, 1), 3, "none", 5), ((2, 1), 3, "none", 6))])
 def test_engines_killed(cluster, references, ranks, stage, offload, seed):
-    """Engines of both kinds are killed, on any node, at any moment."""
+    """Engines of both nodes are killed at any moment. The run keeps its bits."""
     nodes = cluster(ranks, stage, offload)
     lives, rng, n_killed = start(nodes, [[]] * sum(ranks), n_steps=SHORT), random.Random(seed), 0
     while any([rank.tend() for rank in lives]):
@@ -127,8 +128,8 @@ def test_engines_killed(cluster, references, ranks, stage, offload, seed):
 ], ids=["nccl", "kill", "gpu"])
 def test_engine_fails(cluster, references, fault, reason):
     """
-    Every engine of one node fails so, each after some time, and all nodes have others. Its daemon has the first word of
-    why it was killed; where it takes longer to hear of that than the other node waits, a connection was closed.
+    Every engine of one node fails in this way after some time, and all nodes start new engines. The node's daemon logs
+    the first reason. If the other node times out before it gets this reason, its log says that a connection was closed.
     """
     nodes = cluster((1, 2), sim={1: [fault]})
     judge(train(nodes, [[]] * 3, n_steps=SHORT, timeout=120), nodes, references.get(3, n_steps=SHORT))
@@ -138,7 +139,7 @@ def test_engine_fails(cluster, references, fault, reason):
 
 @pytest.mark.full
 def test_engine_hangs(cluster, references):
-    """A hanging engine is replaced when an order misses its deadline: here ten seconds instead of a minute."""
+    """A hanging engine is replaced when an order misses its deadline: ten seconds in this test, not a minute."""
     nodes = cluster((1, 1), sim={1: ["sim_launch:hang@300"]}, more=[{"ZEROD_FAILPOINT": "others:error@*"}] * 2)
     judge(train(nodes, [[]] * 2, n_steps=8, timeout=300), nodes, references.get(2, n_steps=8))
     assert re.search(r"on node \d .* took more than \d+ ms", nodes.daemons[0].log()), nodes.logs()
@@ -149,7 +150,7 @@ def test_engine_hangs(cluster, references):
 
 @pytest.mark.parametrize("node", [0, 1])
 def test_not_formed(cluster, node):
-    """On no node; every rank is told, nothing is held, and they may try again."""
+    """If one node's engine cannot start, all ranks get an error, nothing stays allocated, and a retry is possible."""
     nodes = cluster((1, 1), sim={node: ["cuMemCreate:error=CUDA_ERROR_OUT_OF_MEMORY@2"]})
     ranks = [Puppet(daemon, rank, env={"LOCAL_RANK": 0}).attach() for rank, daemon in enumerate(nodes.daemons)]
     for _ in range(2):
@@ -177,7 +178,7 @@ PLANS = {
 @pytest.mark.plenty
 @pytest.mark.parametrize("offload, stage, rank, kind", pairwise(("none", "cpu"), (2, 3), (0, 1, 2), tuple(PLANS)))
 def test_trainer_killed(cluster, references, offload, stage, rank, kind):
-    """Work that the GPU had not done at the trainer's death is never done. If it was in a sum, the step is aborted."""
+    """Work that the GPU has not done at its trainer's death is never done. If a sum needs it, the step is aborted."""
     nodes = cluster((2, 1), stage, offload)
     plans = [[]] * 3
     plans[rank] = PLANS[kind]
@@ -188,7 +189,7 @@ def test_trainer_killed(cluster, references, offload, stage, rank, kind):
 @pytest.mark.gpu
 @pytest.mark.parametrize("offload", [*full("none"), "cpu"])
 def test_ranks_of_both_nodes_killed(cluster, references, offload):
-    """Each has pushed what the other has not, and its successor waits for that: the step begins again."""
+    """Both ranks have pushed what the other has not, and die. Their successors wait for it: the step begins again."""
     nodes = cluster((1, 1), zero_optimization={"stage": 2, "reduce_bucket_size": 1, "offload_optimizer": {"device": offload}})
     plans = [[["--at", "5.1.7:sleep=500", "--at", "5.1.7:die"]]] * 2
     judge(train(nodes, plans, n_steps=SHORT), nodes, references.get(2, n_steps=SHORT), "E1302 step aborted")
@@ -198,7 +199,7 @@ def test_ranks_of_both_nodes_killed(cluster, references, offload):
 @pytest.mark.gpu
 @pytest.mark.parametrize("stage, offload", each_once((2, 3), ("none", "cpu")))
 def test_steps_are_aborted(cluster, references, stage, offload):
-    """By a rank, in the middle of a backward, when it asks for the step, and in a window."""
+    """A rank aborts steps: in the middle of a backward, when it asks for the step, and in a window."""
     nodes = cluster((1, 1), stage, offload)
     plan = [["--at", "3.1.6:abort", "--at", "7.0.step:abort", "--at", "8.0.window:abort", "--at", "11.0.0:abort"]]
     judge(train(nodes, [plan, []], n_steps=SHORT), nodes, references.get(2, n_steps=SHORT),
@@ -210,8 +211,8 @@ def test_steps_are_aborted(cluster, references, stage, offload):
     ("forming:sleep:500@*", "reserve:error@4")), (2, 3)))
 def test_out_of_memory(cluster, references, asked, stage):
     """
-    For a mirror of what is on the GPUs, or for pages, be it that another node still reserves its own: the node's ranks
-    are told, and what they do again succeeds.
+    A node has no memory for a mirror of its GPUs' data, or for pages, perhaps while another node still reserves its
+    own. The node's ranks get an error, and their next attempt succeeds.
     """
     nodes = cluster((1, 1), stage, more=[{"ZEROD_FAILPOINT": point} for point in asked])
     lives, refused = start(nodes, [[], []], n_steps=SHORT), []
@@ -228,7 +229,7 @@ def test_out_of_memory(cluster, references, asked, stage):
 
 @pytest.mark.gpu
 def test_backward_is_given_up(cluster, references):
-    """Announced gradients are withdrawn from the other nodes; if they are in a sum already, the step begins again."""
+    """Announced gradients are withdrawn from the other nodes. If they are in a sum already, the step begins again."""
     nodes = cluster((1, 1))
     plans = [[["--at", "4.1.7:abandon", "--at", "9.0.0:abandon"]], [["--at", "4.1.0:sleep=500"]]]
     judge(train(nodes, plans, n_steps=SHORT), nodes, references.get(2, n_steps=SHORT), "E1007|no error")
@@ -238,7 +239,9 @@ def test_backward_is_given_up(cluster, references):
 @pytest.mark.gpu
 @pytest.mark.parametrize("node, stage", each_once((0, 1), (2, 3)))
 def test_daemon_killed(cluster, references, node, stage):
-    """The run ends on all nodes: nothing hangs on the GPUs of the others, and the next run begins from the start."""
+    """
+    When a daemon dies, the run ends on all nodes. No GPU of another node hangs, and the next run begins from the start.
+    """
     nodes = cluster((1, 1), stage)
     lives = start(nodes, [[], []], n_steps=SHORT)
     wait_for(nodes.logs, lambda: nodes.daemons[0].status()["step"] > 3)
@@ -246,7 +249,7 @@ def test_daemon_killed(cluster, references, node, stage):
     nodes.start(node)
     for life in lives:
         life.last.wait()
-    wait_for(nodes.logs, lambda: not nodes.daemons[1 - node].status()["formed"])  # dropped, engines and all
+    wait_for(nodes.logs, lambda: not nodes.daemons[1 - node].status()["formed"])  # dropped, with its engines
     ranks = start(nodes, [[], []], n_steps=SHORT)
     judge(finish(ranks, nodes), nodes, references.get(2, n_steps=SHORT))
     assert "E1503" in nodes.daemons[1 - node].log()
@@ -254,8 +257,8 @@ def test_daemon_killed(cluster, references, node, stage):
 
 @pytest.mark.parametrize("offload", [*full("none"), "cpu"])
 def test_daemon_killed_in_an_update(cluster, references, offload):
-    """A GPU's work is dropped with the run: no node waits for an engine that is gone."""
-    nodes = cluster((1, 1), offload=offload, sim={0: ["delay-us=5000"]})  # the last to have updated
+    """A GPU's work is dropped with the run: no node waits for an engine that has ended."""
+    nodes = cluster((1, 1), offload=offload, sim={0: ["delay-us=5000"]})  # the slowest node to update
     lives = start(nodes, [[], []], n_steps=SHORT)
     wait_for(nodes.logs, lambda: nodes.daemons[0].status()["state"] == "updating")
     engine = nodes.daemons[0].status()["device"]["pid"]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Jobs whose gradients, state and weights lie on GPUs: the daemon with the engine over the stand-ins of tests/sim, real
-processes all of them. An engine may die, fail or hang at any moment, and a trainer, too: what a run computes has the bits
-of an undisturbed run in host memory.
+Jobs whose gradients, state and weights are on GPUs: the daemon with the engine over the stand-ins of tests/sim, all in
+real processes. Engines and trainers may die at any moment, and engines may fail or hang. The run must have the bits of
+an undisturbed run in host memory.
 
-Whole files run so as well: ZEROD_DEVICE=cuda or cuda-offload, see conftest.py.
+Other test files can run on GPUs too: ZEROD_DEVICE=cuda or cuda-offload, see conftest.py.
 """
 
 import itertools
@@ -37,7 +37,7 @@ def references(build, tmp_path_factory):
 
 @pytest.fixture
 def reference(references, monkeypatch):
-    """reference(world) -> the bits, of a run in host memory; daemons that are started later use GPUs."""
+    """reference(world) -> the bits of a run in host memory. Daemons that are started after the call use GPUs."""
 
     def get(world=2, n_steps=SHORT, accumulate=False):
         monkeypatch.delenv("ZEROD_DEVICE", raising=False)
@@ -54,7 +54,7 @@ def gpus(monkeypatch):
 
 
 def configure(world=2, stage=2, offload="none", **config):
-    """offload: where masters and moments lie, cpu: in host memory."""
+    """Return: a configuration. offload="cpu" keeps master weights and moments in host memory."""
     return {"world": {"size": world}, "zero_optimization": {"stage": stage, "reduce_bucket_size": 2000,
                                                             "offload_optimizer": {"device": offload}},
             "gradient_clipping": 1.0} | config
@@ -73,20 +73,20 @@ def sim(*items):
     *full((3, 1, 3, "none"), (4, 2, 4, "none"), (2, 1, 6, "cpu"), (3, 2, 7, "cpu"), (4, 1, 8, "cpu"),
           (2, 3, 9, "none"))])
 def test_engine_killed(zerod, reference, world, stage, seed, offload):
-    """Again and again, at any moment."""
+    """The engine is killed again and again at random moments. The run keeps its bits."""
     wanted = reference(world)
     daemon = zerod(configure(world, stage, offload))
     ranks, rng, killed = start(daemon, [[]] * world, n_steps=SHORT), random.Random(seed), set()
     while any([rank.tend() for rank in ranks]):
         time.sleep(rng.uniform(0, 0.3))
         status = daemon.status()["device"]
-        # One that was killed may be said to be ready for a moment more.
+        # The status may show a killed engine as ready for a moment.
         if status and status["ready"] and status["generation"] not in killed and len(killed) < 12:
             killed.add(status["generation"])
             os.kill(status["pid"], signal.SIGKILL)
     judge(ranks, daemon, wanted)
     assert len(killed) >= 3, "it trained too fast to be disturbed"
-    # The last one may have died when all was done.
+    # The last engine may have died after the run's end.
     wait_for("all deaths", lambda: daemon.status()["device"]["n_failures"] == len(killed), 60)
     assert daemon.status()["device"]["generation"] >= len(killed)
     assert daemon.log().count("E1502 warning, engine of the GPUs failed, replaced") == len(killed)
@@ -98,7 +98,7 @@ FAULTS = [
     ("sim_launch:async=cudaErrorLaunchFailure@300", "unspecified launch failure"),
     ("ncclSend:async=ncclRemoteError@150", "NCCL:"),
     ("cudaEventRecord:kill@900", "killed by signal 9"),
-    # In the midst of the first of these kernels that is long enough, an update or a reduction.
+    # During the first of these kernels that is long enough, an update or a reduction.
     (",".join(f"sim_launch:die={600 + 67 * i}@{40 + 5 * i}" for i in range(30)), "killed by signal 9"),
 ]
 
@@ -106,7 +106,7 @@ FAULTS = [
 @pytest.mark.plenty
 @pytest.mark.parametrize("fault, offload", each_once(FAULTS, ("none", "cpu")))
 def test_engine_fails(zerod, reference, fault, offload):
-    """Every engine fails so, each after some time: what the one has done the next need not do."""
+    """Every engine fails in this way after some time. The next engine need not repeat the work that is done."""
     fault, said = fault
     wanted = reference(3)
     daemon = zerod(configure(3, offload=offload), sim(fault))
@@ -134,7 +134,7 @@ def test_engine_hangs(zerod, reference, entry):
     ({"ZEROD_DEVICE_ENGINE": "/bin/true"}, "exited with status 0"),
 ], ids=["memory", "too-few", "missing", "another-program"])
 def test_not_formed(zerod, gpus, env, said):
-    """Every rank is told, nothing is held, and they may try again."""
+    """Every rank gets an error, nothing is left allocated, and the ranks may try again."""
     daemon = zerod(configure(2), env)
     ranks = [Puppet(daemon, r).attach() for r in range(2)]
     for _ in range(2):
@@ -148,7 +148,7 @@ def test_not_formed(zerod, gpus, env, said):
 
 
 def test_engine_whose_library_is_missing(zerod, gpus, tmp_path):
-    """As where NCCL is not found: the rank reads the loader's line, and the daemon's log has it, too."""
+    """If NCCL is not found, the rank's error has the loader's line, and the daemon's log has it too."""
     engine, library = tmp_path / "zerod-engine-nccl", tmp_path / "libmissing.so.2"
     for command in ([*"-shared -Wl,-soname,libmissing.so.2 -x c /dev/null -o".split(), library],
                     ["-x", "c", "-", "-Wl,--no-as-needed", "-x", "none", library, "-o", engine]):
@@ -166,7 +166,7 @@ def test_engine_whose_library_is_missing(zerod, gpus, tmp_path):
 
 
 def test_engine_that_floods_standard_error(zerod, gpus, tmp_path):
-    """Nobody reads the daemon's own standard error: it serves on."""
+    """Nobody reads the daemon's standard error, and the engine floods it: the daemon still serves."""
     engine, pipe = tmp_path / "zerod-engine-nccl", tmp_path / "stderr"
     engine.write_text("#!/bin/sh\nyes 'a line of the engine' | head -c 4000000 >&2\nexit 3\n")
     engine.chmod(0o755)
@@ -191,8 +191,8 @@ def test_engine_that_floods_standard_error(zerod, gpus, tmp_path):
                              ("none", "cpu")))])
 def test_trainer_killed(build, references, reference, tmp_path, monkeypatch, kind, offload):
     """
-    What it has pushed stands, and what its successor pushes again is compared. What its GPU had not done when it died is
-    never done: if that was in a sum already, the step is aborted for it.
+    The pushes of the killed trainer stay valid, and its successor's pushes are compared with them. Work that its GPU
+    has not done at its death is never done. If that work is part of a sum already, the step is aborted.
     """
     judge_here = lambda *run: judge(*run[:3], run[3] if run[3:] and run[3] else "E1302 step aborted.*differ")
     monkeypatch.setattr(kills, "judge", judge_here)
@@ -206,7 +206,7 @@ def test_trainer_killed(build, references, reference, tmp_path, monkeypatch, kin
 
 @pytest.mark.parametrize("stage", [*full(2), 3])
 def test_every_rank_killed_in_turn(zerod, reference, stage):
-    """While engines are told of ranks that were lost others have come back, and push with points of their own."""
+    """While engines are informed of lost ranks, other successors have attached, and push with their own points."""
     wanted = reference(3)
     daemon = zerod(configure(3, stage))
     plans = [[f"Push.sent:kill@{37 + 50 * i}" for i in range(3)],
@@ -218,7 +218,7 @@ def test_every_rank_killed_in_turn(zerod, reference, stage):
 
 @pytest.mark.gpu
 def test_successor_differs(zerod, reference):
-    """Its gradient is not its predecessor's: the step is aborted for all, and begins again."""
+    """The successor's gradient differs from its predecessor's: the step is aborted for all ranks, and begins again."""
     wanted = reference(2)
     daemon = zerod(configure(2, zero_optimization={"stage": 2, "reduce_bucket_size": 1}))
     ranks = train(daemon, [[], [["--at", "5.1.12:sleep=1000", "--at", "5.1.12:die"], ["--at", "5.1.0:differ"]]],
@@ -229,7 +229,7 @@ def test_successor_differs(zerod, reference):
 
 @pytest.mark.parametrize("offload", ["none", *full("cpu")])
 def test_trainer_and_engine_killed(zerod, reference, offload):
-    """At one moment: what the trainer left behind is added up by the next engine."""
+    """A trainer and the engine are killed at the same moment: the next engine sums the trainer's gradients."""
     wanted = reference(2)
     daemon = zerod(configure(2, offload=offload))
     ranks = start(daemon, [[], [f"Push.sent:kill@{37 + 50 * i}" for i in range(3)]], n_steps=SHORT)
@@ -246,7 +246,7 @@ def test_trainer_and_engine_killed(zerod, reference, offload):
 
 @pytest.mark.full
 def test_slow_trainer(zerod, reference, monkeypatch):
-    """Pushes are queued on the trainer's GPU, and come later than any order's deadline: the engine is not to blame."""
+    """Pushes are queued on the trainer's GPU and finish after any order's deadline. The engine is not blamed."""
     wanted = reference(2, n_steps=8)
     daemon = zerod(configure(2))
     spawn, slow = daemon.spawn, sim("cudaMemcpyAsync:delay=13000@60")
@@ -260,7 +260,7 @@ def test_slow_trainer(zerod, reference, monkeypatch):
 
 # ---- points that GPUs reach late, or never ---------------------------------------------------------------------------
 
-SLOW = sim("cudaMemcpyAsync:delay=20@*")  # of a trainer: what it pushes is written long after it is told of
+SLOW = sim("cudaMemcpyAsync:delay=20@*")  # a trainer's gradients are written long after the push is announced
 
 
 def pair(zerod, env, *, offload="none"):
@@ -272,7 +272,7 @@ def pair(zerod, env, *, offload="none"):
 
 @pytest.mark.parametrize("offload", ["none", *full("cpu")])
 def test_gradients_that_are_written_late(zerod, gpus, offload):
-    """Nothing is added before it is written."""
+    """A gradient is not summed before the GPU has written it."""
     late, ranks = pair(zerod, SLOW, offload=offload)
     steps(ranks, 2)
     after = state(ranks)
@@ -282,7 +282,7 @@ def test_gradients_that_are_written_late(zerod, gpus, offload):
 
 
 def test_comparison_with_what_is_never_written(zerod, gpus):
-    """A successor dies before its GPU has written what it pushed again: the orders of others do not wait for it."""
+    """A successor dies before its GPU has written a repeated push. The orders of other ranks do not wait for it."""
     daemon = zerod(configure(2))
     ranks = trainers(daemon, declare=("many", 1))
     all_do(ranks, "begin"), all_do(ranks, "push 0"), all_do(ranks, "flush")
@@ -299,7 +299,7 @@ def test_comparison_with_what_is_never_written(zerod, gpus):
 
 
 def test_no_values_from_streams(zerod, gpus):
-    """Said when the job is formed, not at a push."""
+    """A GPU that cannot write values from streams is reported when the job is formed, not at a push."""
     daemon = zerod(configure(1))
     rank = Puppet(daemon, 0, env=sim("values=0")).attach()
     answer = rank("form")
@@ -308,7 +308,7 @@ def test_no_values_from_streams(zerod, gpus):
 
 # ---- one memory for all processes of a GPU -----------------------------------------------------------------------------
 
-ENOUGH = 142  # MiB of each GPU: 128 of a puppet, and 14 of the engine, all of this job's memory among them
+ENOUGH = 142  # MiB of each GPU: 128 of a puppet, 14 of the engine with all of this job's memory
 
 
 def on_one_machine(zerod, mib):
@@ -318,7 +318,7 @@ def on_one_machine(zerod, mib):
 
 
 def test_next_engine_and_successor_fit(zerod, gpus):
-    """Neither needs memory beside what the one before held."""
+    """The next engine and a trainer's successor need no more memory than their predecessors had."""
     daemon, ranks = on_one_machine(zerod, ENOUGH)
     form(ranks)
     steps(ranks, 2)
@@ -347,7 +347,7 @@ def test_less_memory_does_not_suffice(zerod, gpus):
 
 
 def test_duplicate_is_refused_alike(zerod, gpus):
-    """The text of host memory, word for word."""
+    """A duplicate on GPUs is refused with exactly the text of host memory."""
     daemon = zerod(configure(2))
     ranks = trainers(daemon)
     steps(ranks, 2)
@@ -393,7 +393,7 @@ MAPPED_BY_TRAINER = 2  # ring and weights
 
 
 def two_with_handles(zerod, n_registered):
-    """Two ranks whose driver ends them when more is mapped, or registered."""
+    """Starts two ranks. Their driver kills them when they map more than planned, or register more than n_registered."""
     daemon = zerod(configure(2), sim("cuMemImportFromShareableHandle:kill@1"))
     trainer = sim(f"cuMemImportFromShareableHandle:kill@{MAPPED_BY_TRAINER + 1}",
                   f"cuMemHostRegister:kill@{n_registered + 1}")
@@ -401,7 +401,7 @@ def two_with_handles(zerod, n_registered):
 
 
 def test_handles_are_opened_once(zerod, gpus):
-    """Memory and a page when the job is formed; then none in any step."""
+    """Trainers open memory handles and register a page only when the job is formed, not in any step."""
     daemon, ranks = two_with_handles(zerod, 1)
     form(ranks)
     steps(ranks, 20)
@@ -409,7 +409,7 @@ def test_handles_are_opened_once(zerod, gpus):
 
 
 def test_that_would_be_seen(zerod, gpus):
-    """The one before, with one page less."""
+    """Proves that the previous test can fail: with one page less, the ranks are killed."""
     daemon, ranks = two_with_handles(zerod, 0)
     for rank in ranks:
         rank.tell("form")
@@ -418,7 +418,7 @@ def test_that_would_be_seen(zerod, gpus):
 
 @pytest.mark.parametrize("offload", ["none", "cpu"])
 def test_stage3_is_in_the_pools(zerod, gpus, offload):
-    """No copy of the weights, a pool for each rank, and none of it is the host's."""
+    """Stage 3 has no copy of the weights. Each rank has a pool, in GPU memory only."""
     daemon = zerod(configure(2, 3, offload))
     steps(trainers(daemon), 1)
     memory = daemon.status()["memory"]
@@ -433,13 +433,13 @@ def test_stage3_is_in_the_pools(zerod, gpus, offload):
 
 
 def test_device_memory_is_not_limited_by_limits_memory(zerod, gpus):
-    """Memory of GPUs does not count against limits.memory: a lower limit is met."""
+    """Memory of GPUs does not count for limits.memory, so a lower limit suffices."""
     daemon = zerod(configure(2, limits={"memory": "24MiB"}))
     steps(trainers(daemon), 1)
 
 
 def test_offloaded_state_is_the_hosts(zerod, gpus):
-    """status and plan say where the memory is; if a limit has no room for it, the error gives the sum."""
+    """status and plan show offloaded state as host memory. If a limit has no room for it, the error gives the sum."""
     offload = configure(2, offload="cpu")
     daemon = zerod(offload)
     steps(trainers(daemon), 1)
@@ -463,7 +463,7 @@ def test_offloaded_state_is_limited(zerod, gpus):
 
 
 def test_offloaded_update_is_slow(zerod, reference):
-    """The engine is killed while portions are updated, come and go."""
+    """The engine is killed while portions of the state are copied to the host, updated and copied back."""
     wanted = reference(2)
     daemon = zerod(configure(2, offload="cpu", threads=1), sim() | {"ZEROD_FAILPOINT": "update:sleep:3@*"})
     ranks, killed = start(daemon, [[]] * 2, n_steps=SHORT), set()
@@ -485,7 +485,7 @@ def test_offloaded_update_is_slow(zerod, reference):
 @pytest.mark.gpu
 @pytest.mark.parametrize("offload", ["none", *full("cpu")])
 def test_findings(zerod, gpus, offload):
-    """The sums of squares come from GPUs: no gradient is said to be zero that is none, and a rate of 0 is seen."""
+    """The sums of squares come from GPUs: no finding reports a zero gradient wrongly, and a rate of 0 is reported."""
     optimizer = {"type": "AdamW", "params": {"lr": 0}}
     daemon = zerod(configure(offload=offload, optimizer=optimizer))
     train(daemon, [[]] * 2, n_steps=120)

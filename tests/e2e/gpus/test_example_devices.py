@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """
 The example trainer with --device cuda: a real daemon, a real engine over the stand-ins of tests/sim, and trainers whose
-driver is the stand-in as well, so that they share memory with the engine. The reference computes the same in
-one process.
+driver is a stand-in too, so that they share memory with the engine. The reference computes the same training in one
+process.
 """
 
 import json
@@ -22,7 +22,7 @@ MODEL = ["--steps", 5, "--micro-batches", 2, "--batch", 2, "--seq", 16, "--layer
 class Job:
     def __init__(self, zerod, build, world, stage=2, sim="", **config):
         self.build, self.world, self.sim = build, world, sim
-        # Parcels smaller than the largest parameter: it travels in parts.
+        # Parcels are smaller than the largest parameter, so that it is pushed in parts.
         self.daemon = zerod(
             {"world": {"size": world}, "device": "cuda", "collective": "nccl", "gradient_clipping": 1.0,
              "zero_optimization": {"stage": stage, "reduce_bucket_size": 3000}} | config,
@@ -46,7 +46,7 @@ class Job:
         return [e for e in map(json.loads, self.report(rank).read_text().splitlines()) if e["event"] == name]
 
     def check(self, ranks):
-        """All have ended well, with the weights of the reference."""
+        """All ranks must have ended well, with the weights of the reference."""
         for rank in ranks:
             assert rank.wait() == 0, rank.err()
         expected = self.daemon.folder / "reference.weights"
@@ -71,14 +71,14 @@ def test_trains(job, world, stage, sim):
 
 
 def test_trainers_stream_is_slow(job):
-    """The engine is told of a push long before the trainer's stream has computed the gradient."""
+    """The engine is informed of a push long before the trainer's stream has computed the gradient."""
     j = job(2, 2, "delay-us=0")
     j.check([j.start(r, sim="delay-us=8000") for r in range(2)])
 
 
 @pytest.mark.gpu
 def test_duplicate(job):
-    """A duplicate is refused with the bytes of both compared, and the first one stays."""
+    """A duplicate is refused after a comparison of both gradients' bytes, and the first one stays."""
     j = job(2)
     j.check([j.start(r, "--provoke-duplicate", "2:blocks.1.attn.proj.weight:1") for r in range(2)])
     (said,) = j.events(1, "provoked")
@@ -90,7 +90,7 @@ def test_duplicate(job):
 @pytest.mark.parametrize("failpoint", ["copy:kill@9", "slot:kill@17", "Push.sent:kill@5", "EndBackward.wait:kill@3",
                                        "Step.answered:kill@2", "formed:kill"])
 def test_trainer_is_killed(job, failpoint):
-    """The trainer's successor redoes its open micro-batch, with points of its own."""
+    """The killed trainer's successor repeats its open micro-batch, with its own points."""
     j = job(2)
     others, victim = [j.start(0)], j.start(1, failpoint=failpoint)
     assert victim.wait() == -signal.SIGKILL, victim.err()
@@ -98,11 +98,12 @@ def test_trainer_is_killed(job, failpoint):
 
 
 def test_others_push_after_its_death(job):
-    """Orders that engines get after its death, too, wait for work that its GPU had begun and will never end."""
+    """The engine gets orders after the trainer's death that wait for work which the trainer's GPU will never finish."""
     j = job(2)
     others, victim = [j.start(0, failpoint="slot:sleep:4000")], j.start(1, sim="cuStreamWriteValue64:delay=600000@10")
     n_pushes = lambda rank: j.daemon.json("ranks")[rank]["n_pushes"]
-    # Some of its gradients travel in parts: with the seventh it has written ten points, and waits for the tenth.
+    # Some gradients are pushed in parts. With the seventh push the rank has written ten points; the engine waits for
+    # the tenth.
     wait_for("its tenth point", lambda: n_pushes(1) == 7)
     victim.popen.kill()
     victim.wait()
@@ -134,7 +135,7 @@ def test_told_otherwise(job, zerod, build):
 
 
 def test_engine_is_killed(job):
-    """Trainers see a pause."""
+    """The trainers only see a pause when the engine is killed."""
     j = job(2, 2, "delay-us=3000")
     ranks = [j.start(r) for r in range(2)]
     children = Path(f"/proc/{j.daemon.pid}/task/{j.daemon.pid}/children")

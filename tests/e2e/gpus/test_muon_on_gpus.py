@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Muon on GPUs: the same bits in any stage and on any number of nodes, and beside host memory within a tolerance."""
+"""
+Muon on GPUs: the same bits in all stages and on any number of nodes, and the same numbers as in host memory within a
+tolerance.
+"""
 
 import re
 
@@ -16,7 +19,7 @@ pytestmark = pytest.mark.threads
 SHORT = 24
 CUDA = {"device": "cuda", "collective": "nccl", "deterministic": True}
 SETTINGS, MOMENTS = OPTIMIZERS["Muon"]
-TOLERANCE = 1e-4  # relative: tests/engine/test-orthogonalize.c allows 2e-4 for one orthogonalisation
+TOLERANCE = 1e-4  # relative; tests/engine/test-orthogonalize.c allows 2e-4 for one orthogonalisation
 
 
 @pytest.mark.gpu
@@ -24,7 +27,7 @@ TOLERANCE = 1e-4  # relative: tests/engine/test-orthogonalize.c allows 2e-4 for 
     ((3,), 3, 50000, "24 bits"), ((2, 1), 1, 2000, "fp32"), *full(
         ((3,), 1, 2000, "fp32"), ((1, 2), 2, 50000, "stochastic"), ((1, 1, 1), 3, 2000, "bf16 moments"), ((1, 2), 3, 300, "8 bits"))])
 def test_same_bits(zerod, build, tmp_path, ranks, stage, bucket_elems, state):
-    """As on the GPUs of one node, in stage 2. Write windows, norms and state that is read are in it."""
+    """The bits are those of one node's GPUs in stage 2. The run includes write windows, norms and reads of state."""
 
     def run(name, ranks, **zero):
         (tmp_path / name).mkdir()
@@ -41,7 +44,7 @@ def test_same_bits(zerod, build, tmp_path, ranks, stage, bucket_elems, state):
 
 
 def saved(zerod, folder, config):
-    """State and fp32 weights after some steps."""
+    """Return: state and fp32 weights after some steps."""
     checkpoint = {"dir": str(folder), "save_steps": 6}
     daemon = zerod(merge({"world": {"size": 1}, "optimizer": SETTINGS, "checkpoint": checkpoint}, config))
     train(daemon, [[]], ["--moments", MOMENTS], 6)
@@ -55,7 +58,7 @@ def saved(zerod, folder, config):
 @pytest.mark.gpu
 @pytest.mark.parametrize("config", [{}, {"optimizer": {"params": {"master_weight_bits": 24}}}], ids=["fp32", "24 bits"])
 def test_beside_host_memory(zerod, tmp_path, monkeypatch, config):
-    """Other products, so other bits, but the same numbers."""
+    """Products on GPUs have other bits than in host memory, but the numbers agree within the tolerance."""
     host = saved(zerod, tmp_path / "host", config)
     monkeypatch.setenv("ZEROD_DEVICE", "cuda")
     gpus = saved(zerod, tmp_path / "gpus", config)
@@ -66,7 +69,7 @@ def test_beside_host_memory(zerod, tmp_path, monkeypatch, config):
 
 
 def test_cublas_fails(zerod, build, monkeypatch):
-    """The error says what has failed."""
+    """If cuBLAS fails, the error names the call that failed."""
     monkeypatch.setenv("ZEROD_DEVICE", "cuda")
     daemon = zerod({"world": {"size": 1}, "optimizer": SETTINGS},
                    gpu_kinds.of_daemon(build, "cublasCreate_v2:error=CUBLAS_STATUS_NOT_INITIALIZED"))

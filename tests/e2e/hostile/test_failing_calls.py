@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-System calls of the daemon that fail, one at a time, while a job trains: a few of each call. scripts/soak calls makes each
-of them fail from its first to its 200th time.
+System calls of the daemon fail, one at a time, while a job trains. This file tests a few numbers of each call;
+scripts/soak calls tests numbers 1 to 200.
 """
 
 import os

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Clients that mean ill, or break (tests/programs/hostile.c). The guilty connection alone suffers: after each attack the daemon is
-alive and holds no descriptor and no thread more than before, and the job's next step has the bits of an undisturbed run.
+Clients that attack the daemon or break (tests/programs/hostile.c). Only the guilty connection may suffer. After each
+attack the daemon must be alive without more descriptors or threads than before, and the job's next step must have the
+bits of an undisturbed run.
 """
 
 import json
@@ -33,7 +34,7 @@ def attacks(*groups):
 
 
 def run(daemon, *words, setpriv=(), env=None, timeout=60):
-    """An attack from its beginning to its end. Return: what it printed."""
+    """Runs an attack to its end. Return: the program's output."""
     result = subprocess.run([*setpriv, daemon.build.path("tests/hostile"), *map(str, words)], capture_output=True, text=True,
                             timeout=timeout * daemon.patience, errors="replace",
                             env=environment({"ZEROD_SOCKET": daemon.socket,
@@ -43,7 +44,7 @@ def run(daemon, *words, setpriv=(), env=None, timeout=60):
 
 
 class Attack:
-    """An attack that goes on until end()."""
+    """An attack that continues until end()."""
 
     def __init__(self, daemon, *words, setpriv=()):
         self.popen = subprocess.Popen([*setpriv, self.program(daemon, setpriv), *map(str, words)], text=True,
@@ -53,7 +54,7 @@ class Attack:
 
     @staticmethod
     def program(daemon, setpriv):
-        """Another user cannot run what is built here, but its copy (open_daemon)."""
+        """Return: the attack program. Another user cannot run the build folder's, and gets a copy (open_daemon)."""
         return Path(daemon.folder) / "hostile" if setpriv else daemon.build.path("tests/hostile")
 
     def end(self):
@@ -67,7 +68,7 @@ class Attack:
 
 
 class World:
-    """A job of two ranks that trains on, and an undisturbed one of the same configuration to compare with."""
+    """A job of two ranks that trains, and an undisturbed job of the same configuration for comparison."""
 
     def __init__(self, folder, config):
         folder.mkdir(exist_ok=True)
@@ -93,7 +94,7 @@ class World:
         return self.digests[step - 1]
 
     def leave_rank_1(self):
-        """Rank 1 is free to be claimed; rank 0 stays."""
+        """Detaches rank 1, so that an attack can claim it. Rank 0 stays."""
         self.ranks[1].ok("close")
         wait_for("rank 1 is free", lambda: not self.daemon.json("ranks")[1]["attached"], 10 * self.daemon.patience)
 
@@ -103,13 +104,13 @@ class World:
         assert answer.r == 1, answer
 
     def advance(self):
-        """A step of both ranks, and its bits."""
+        """Both ranks do a step, which must have the undisturbed job's bits."""
         steps(self.ranks)
         self.step += 1
         assert state(self.ranks) == self.expected(self.step)
 
     def survive(self):
-        """After an attack: rank 0, which waits in its step, goes on with a new rank 1."""
+        """After an attack, rank 0, which waits in its step, must continue with a new rank 1."""
         assert self.daemon.running(), self.daemon.log()
         self.attach_rank_1()
         self.ranks[1].tell("steps", self.step + 1 - self.ranks[1].ok("user").position["step"])
@@ -151,7 +152,7 @@ def world3(tmp_path_factory):
 @pytest.fixture(scope="module")
 def world3_gpus(tmp_path_factory):
     worlds = make_world(tmp_path_factory, zero_optimization={"stage": 3})
-    with pytest.MonkeyPatch.context() as patch:  # for its daemons alone
+    with pytest.MonkeyPatch.context() as patch:  # only for these daemons
         patch.setenv("ZEROD_DEVICE", "cuda")
         world = next(worlds)
     yield world
@@ -163,7 +164,7 @@ NUMBERS = {"garbage": 200, "never-reads": 10000, "never-reads-state": 10000}
 
 @pytest.mark.parametrize("name", attacks("stranger"))
 def test_strangers(world, name):
-    """Connections that are no rank of the job, while rank 0 waits in a step."""
+    """Connections that are no rank of the job attack while rank 0 waits in a step."""
     world.ranks[0].tell("steps 1")
     run(world.daemon, name, NUMBERS.get(name, 0))
     settled(world.daemon, world.fds, world.threads)
@@ -172,7 +173,7 @@ def test_strangers(world, name):
 
 @pytest.mark.parametrize("name", attacks("rank"))
 def test_ranks(world, name):
-    """A rank of the job breaks the rules, while the other waits for it."""
+    """A rank of the job breaks the rules while the other rank waits for it."""
     world.ranks[0].tell("steps 1")
     run(world.daemon, name, NUMBERS.get(name, 0))
     world.survive()
@@ -191,7 +192,9 @@ def test_stage3_on_gpus(world3_gpus, name):
 
 
 def test_pool_is_no_state(world3):
-    """A client with the daemon's own uid can write into the pool of stage 3, but not into masters and moments."""
+    """
+    A client with the daemon's own uid can write into the pool of stage 3, but not into master weights and moments.
+    """
     world3.ranks[0].tell("steps 1")
     run(world3.daemon, "reopened", 2)
     world3.survive()
@@ -199,7 +202,7 @@ def test_pool_is_no_state(world3):
 
 @pytest.mark.parametrize("n", range(17))
 def test_hang_up(world, n):
-    """A connection is closed in the middle of everything."""
+    """A connection is closed after any request of a step."""
     world.ranks[0].tell("steps 1")
     run(world.daemon, "hang-up", n)
     world.survive()
@@ -209,7 +212,7 @@ def test_hang_up(world, n):
 
 
 def test_forked_child_keeps_the_socket(world):
-    """A DataLoader worker inherits the socket; the rank is free when the trainer itself is dead."""
+    """A DataLoader worker inherits the socket. The rank becomes free when the trainer itself is dead."""
     world.ranks[0].tell("steps 1")
     world.attach_rank_1()
     world.ranks[1].ok("begin")
@@ -220,13 +223,13 @@ def test_forked_child_keeps_the_socket(world):
         os.kill(child, 0)
         world.ranks[1] = Puppet(world.daemon, 1)
         world.survive()
-        os.kill(child, 0)  # it still holds the dead trainer's socket, and was not let through: else it had ended
+        os.kill(child, 0)  # the child still has the dead trainer's socket; it would have ended if a call had succeeded
     finally:
         os.kill(child, signal.SIGKILL)
 
 
 def test_orphan_floods(world):
-    """An orphaned child keeps sending: the daemon does not listen to it forever."""
+    """An orphaned child keeps sending. The daemon stops reading its socket."""
     world.ranks[0].tell("steps 1")
     run(world.daemon, "orphan-flood", timeout=20)
     world.survive()
@@ -247,7 +250,7 @@ def test_killed_control_clients(world):
 
 
 def test_flood(world):
-    """A rank sends as fast as it can; nobody else has to wait for that."""
+    """A rank sends as fast as it can. No other client has to wait for it."""
     world.ranks[0].tell("steps 1")
     attack = Attack(world.daemon, "flood", 1000000)
     try:
@@ -263,7 +266,7 @@ def test_flood(world):
 
 
 def test_idle_connections(zerod):
-    """1,000 connections that say nothing do not keep a trainer out, and are closed in time."""
+    """1,000 connections that send nothing do not keep a trainer out, and are closed after the timeout."""
     daemon = zerod({"world": {"size": 1}, "limits": {"handshake_timeout": "2s"}})
     fds = n_fds(daemon)
     attack = Attack(daemon, "idle", 1000)
@@ -285,7 +288,7 @@ def test_idle_connections(zerod):
 
 
 def test_control_connections_keep_no_trainer_out(zerod):
-    """limits.clients bounds those who look; trainers are never more than the ranks, and always have room."""
+    """limits.clients limits control connections. Trainers always have room, because there are never more than ranks."""
     daemon = zerod({"world": {"size": 2}, "limits": {"clients": 3}})
     sitting = [Attack(daemon, "control-idle") for _ in range(3)]
     try:
@@ -298,7 +301,7 @@ def test_control_connections_keep_no_trainer_out(zerod):
 
 
 def test_a_rank_that_left(zerod):
-    """Nothing is taken from it any more, and the others train on."""
+    """The daemon ignores a rank that has left, and the other ranks train on."""
     daemon, quiet = zerod(LEAVING), zerod(LEAVING)
     for d in (daemon, quiet):
         ranks = trainers(d)
@@ -315,7 +318,7 @@ def test_a_rank_that_left(zerod):
 
 
 def test_reconnect_after_an_abort(zerod):
-    """A connection broke and its step was aborted: there is no ring any more that its process could push into."""
+    """A connection breaks and its step is aborted. When the rank reconnects, its old ring no longer exists."""
     daemon = zerod({"world": {"size": 1}})
     run(daemon, "reconnects")
     puppet = Puppet(daemon).attach()
@@ -324,7 +327,7 @@ def test_reconnect_after_an_abort(zerod):
 
 
 def test_gather_before_there_are_weights(zerod):
-    """If the gather loaded memory now, all ranks would use it as the weights."""
+    """A gather before the weights exist must not load memory, because all ranks would use it as weights."""
     digests = []
     for attacked in (True, False):
         daemon = zerod({"zero_optimization": {"stage": 3}})
@@ -342,7 +345,7 @@ def test_gather_before_there_are_weights(zerod):
 
 
 def test_hoarded_state(zerod):
-    """State that is asked for and never let go of: only the last answer holds memory, and all are given."""
+    """A client asks for state and keeps all answers. Only the last answer has memory, and all requests are answered."""
     with memory_cgroup(256 << 20) as cgroup:
         daemon = zerod({"world": {"size": 1}})
         cgroup.take(daemon.pid)
@@ -358,7 +361,10 @@ def test_hoarded_state(zerod):
 
 
 def test_state_that_is_read_counts_for_the_job(zerod):
-    """limits.memory has room for the job and 6 MiB: of an answer of 8 MiB it is said what it lacks, before it is made."""
+    """
+    limits.memory has room for the job and 6 MiB. A read of 8 MiB of state is refused before memory is allocated, and
+    the refusal says how much is missing.
+    """
     job = {"world": {"size": 1}}
     refused = Puppet(zerod({**job, "limits": {"memory": "1MiB"}})).attach(declare=("param", "big", 2 << 20))("form")
     needed = int(re.search(r"asked +(\d+) bytes", refused.text)[1])
@@ -375,7 +381,7 @@ def test_state_that_is_read_counts_for_the_job(zerod):
     roomy = zerod({**job, "limits": {"memory": needed + (10 << 20)}})
     [rank] = trainers(roomy, declare=("param", "big", 2 << 20))
     steps([rank])
-    for _ in range(3):  # what was read before is given back first
+    for _ in range(3):  # the memory of earlier answers is freed first
         rank.ok("read 0 0")
     steps([rank])
 
@@ -388,7 +394,9 @@ NOBODY = ("setpriv", "--reuid=65534", "--regid=65534")
 
 @pytest.fixture
 def open_daemon(tmp_path_factory):
-    """Daemons whose socket everybody can reach, and a copy of the attacks that everybody can run."""
+    """
+    open_daemon(...) -> a daemon whose socket every user can reach. Every user can also run its copy of the attacks.
+    """
     if os.geteuid() != 0:
         pytest.skip("only root can become somebody else")
     started = []
@@ -432,7 +440,7 @@ def test_foreign_uid(open_daemon):
     ({"allow_groups": ["31415"]}, (27182, 31415)),
 ])
 def test_allowed_uid(open_daemon, listen, groups):
-    """A user that may attach may ask about the job, but not change it."""
+    """A user that may attach may read the job's status, but not change the job."""
     daemon = open_daemon(**listen)
     as_nobody(daemon, "control-unknown", groups=groups)
     for command in range(3):
@@ -444,7 +452,7 @@ def test_allowed_uid(open_daemon, listen, groups):
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_another_uid_writes_nothing(open_daemon, stage):
-    """Another user cannot open for writing the memory that it got for reading."""
+    """Another user cannot open memory for writing that it got for reading."""
     daemon = open_daemon(allow_users=["65534"], config={"device": "cpu", "zero_optimization": {"stage": stage}})
     rank_0 = Puppet(daemon, 0).attach()
     rank_0.tell("form")
@@ -454,7 +462,7 @@ def test_another_uid_writes_nothing(open_daemon, stage):
 
 
 def test_silent_connections_keep_nobody_out(open_daemon):
-    """All places are taken by another user: root is answered at once, and in time they are closed."""
+    """Another user's silent connections fill all places. Root still gets an answer, and they are closed in time."""
     daemon = open_daemon({"world": {"size": 2}, "limits": {"clients": 4, "handshake_timeout": "2s"}}, allow_users=["65534"])
     silent = [Attack(daemon, "control-idle", setpriv=[*NOBODY, "--clear-groups"]) for _ in range(4)]
     try:
@@ -477,7 +485,7 @@ def test_administrators(open_daemon):
 
 
 def test_attackers_of_three_users_at_once(build):
-    """A round of scripts/soak hostile, without its clock."""
+    """One round of scripts/soak hostile, without its time limit."""
     if os.geteuid() != 0:
         pytest.skip("only root can become somebody else")
     campaign = neighbours.Campaign(build)
@@ -493,7 +501,7 @@ def test_attackers_of_three_users_at_once(build):
 
 @pytest.mark.parametrize("stage, policy", [(1, "accumulate"), (2, "reject"), (3, "abort_step")])
 def test_monkeys(zerod, stage, policy):
-    """Requests that are nearly right, in any order, by both ranks at once; then the state is dropped and a job trains."""
+    """Both ranks send nearly correct requests at the same time. Then the state is dropped and a job trains."""
     config = {"zero_optimization": {"stage": stage}, "diagnostics": {"on_duplicate": policy}}
     daemon, quiet = zerod(config), zerod(config)
     fds, threads = n_fds_at_rest(daemon), n_threads(daemon)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Engines, daemons and trainers of a job on several nodes that die or stand still, links that break, strangers at every port:
-the run goes on, and the bits at the end are those of an undisturbed one. A run of each kind and stage, a fault or two in
-each, beside other tests; how soon it goes on is measured by scripts/soak node-faults, which makes many, alone.
+Engines, daemons and trainers of a job on several nodes die or freeze, links break, and strangers connect to every port.
+The run must continue and end with the bits of an undisturbed one. There is a run of each kind and stage with one or two
+faults, while other tests run. scripts/soak node-faults runs many faults without other load, and measures how soon the
+run continues.
 """
 
 import pytest
@@ -12,7 +13,7 @@ from kills import References
 from network import why_no_network
 from tiers import each_once
 
-ROUNDS = {1: 2, 2: 1, 3: 2}  # by stage: five of each kind
+ROUNDS = {1: 2, 2: 1, 3: 2}  # by stage; five faults of each kind
 
 
 @pytest.fixture(scope="session")

@@ -33,7 +33,7 @@ def test_bits(zerod, build, tmp_path, ranks, stage):
 @pytest.mark.parametrize("stage, ranks, moments", ((2, (2, 1), "8bit"), (3, (1, 1), "bf16-stochastic"), *full(
     (1, (1, 2), "bf16-stochastic"), (2, (2, 1), "bf16"), (3, (2, 2), "8bit"))))
 def test_bits_of_narrow_moments(zerod, build, tmp_path, stage, ranks, moments):
-    """Ranks read them from their owners, in fp32."""
+    """Ranks read narrow moments from their owners in fp32."""
     case = make_case(sum(ranks), "AdamW", moments=moments)
     run(zerod, build, tmp_path, ranks, case, stage=stage, bucket_elems=500)
     for rank in range(sum(ranks)):
@@ -49,5 +49,5 @@ def test_bits_of_a_16_bit_wire(zerod, build, tmp_path, ranks, stage):
     run(zerod, build, tmp_path, ranks, case, stage=stage, bucket_elems=500, communication_data_type="bf16")
     for rank in range(sum(ranks)):
         check_rank(case, steps, read_results(tmp_path / f"rank{rank}"))
-    with pytest.raises(AssertionError):  # it is another sum than that of fp32
+    with pytest.raises(AssertionError):  # the sum differs from that of fp32
         check_rank(case, plain, read_results(tmp_path / "rank0"))

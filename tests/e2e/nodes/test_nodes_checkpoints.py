@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of several nodes: each writes what it owns, and any job begins with them."""
+"""Checkpoints of several nodes. Each node writes the state that it owns, and any job can load them."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from tiers import full
 
 N_STEPS = 40
 
-# Reads both, the whole one and the one in parts, with torch alone.
+# Reads both forms of a checkpoint, in one file and in parts, with torch alone.
 BY_DCP = """
 import sys
 import torch
@@ -42,7 +42,7 @@ def train(job, world, n_steps, args=()):
 
 @pytest.fixture
 def begin(build, tmp_path):
-    """begin(ranks, config): daemons of so many nodes, or one; stops those of the job before. kind: of daemons."""
+    """begin(ranks, config) stops the previous job and starts a daemon on each node. kind: the daemons' class."""
     jobs = []
 
     def stop():
@@ -89,8 +89,10 @@ def test_go_on_as_if_nothing_had_been(begin, tmp_path, references, monkeypatch, 
 
 @pytest.mark.parametrize("device", ["cuda", *full("cuda-offload")])
 def test_saved_after_a_node_has_asked(begin, tmp_path, references, monkeypatch, device):  # noqa: F811
-    """GPUs: node 1 has asked for step 8 when node 0 orders a checkpoint of step 7, and copies its state while the step is
-    decided. The update waits for the copy, so that the checkpoint has no part of step 8."""
+    """
+    On GPUs, node 1 has asked for step 8 when node 0 orders a checkpoint of step 7. Node 1 copies its state while the
+    step is decided. The update waits for the copy, so that the checkpoint has no part of step 8.
+    """
     reference = references.get(2, False, N_STEPS)
     monkeypatch.setenv("ZEROD_DEVICE", device)
     folder = tmp_path / "checkpoints"
@@ -108,7 +110,10 @@ def test_saved_after_a_node_has_asked(begin, tmp_path, references, monkeypatch, 
 
 
 def test_into_any_job(begin, tmp_path, monkeypatch):
-    """One node to two to three to one, other stages and buckets, onto GPUs: masters, moments, counts keep their bits."""
+    """
+    A checkpoint is loaded by jobs of one, two, three and one nodes, with other stages and buckets, and on GPUs. Master
+    weights, moments and counts keep their bits.
+    """
     folders = [tmp_path / f"c{i}" for i in range(5)]
     daemon = begin((4,), config(folders[0], 4, 1))
     train(daemon, 4, 4, ["--window", 50])
@@ -130,12 +135,12 @@ def test_into_any_job(begin, tmp_path, monkeypatch):
 
 
 def seen_as(path, instead):
-    """What a daemon is started with that sees another file, or folder, under that name."""
+    """Return: the first words of a command that runs a daemon for which another file or folder has that name."""
     return ["unshare", "-m", "sh", "-c", f'mount --bind {instead} {path} && exec "$@"', "sh"]
 
 
 def test_a_node_cannot_read_the_newest(begin, tmp_path):
-    """A bit that is wrong, but only as one node reads it: all go on with the one before."""
+    """One node reads a wrong bit in the newest checkpoint. All nodes load the previous one."""
     folder, wrong = tmp_path / "checkpoints", tmp_path / "wrong"
     nodes = begin((1, 1), config(folder, 2, 2))
     for n_steps in (5, 10):
@@ -151,7 +156,7 @@ def test_a_node_cannot_read_the_newest(begin, tmp_path):
 
 
 def test_a_folder_that_is_not_shared(begin, tmp_path):
-    """Node 1 sees another folder under that name: nothing gets a checkpoint's name, and none is half loaded."""
+    """On node 1 the path is another folder: no checkpoint gets its final name, and none is loaded by one node only."""
     folder, hidden = tmp_path / "checkpoints", tmp_path / "hidden"
     folder.mkdir()
     hidden.mkdir()
@@ -175,7 +180,7 @@ def test_a_folder_that_is_not_shared(begin, tmp_path):
 
 
 def test_another_folder_with_the_same_step(begin, tmp_path):
-    """The step alone does not make it the same checkpoint: nodes would begin with different weights."""
+    """Different checkpoints of the same step are refused, because nodes would begin with different weights."""
     folders = [tmp_path / "one", tmp_path / "other"]
     for i, folder in enumerate(folders):
         nodes = begin((1, 1), config(folder, 2, 2))
@@ -187,14 +192,16 @@ def test_another_folder_with_the_same_step(begin, tmp_path):
 
 
 def save(daemon, timeout=20):
-    """What zerodctl says, within that time."""
+    """Return: the output of zerodctl checkpoint save, which must end within that time."""
     command = [daemon.build.path("client/ctl/zerodctl"), "--socket", daemon.socket, "checkpoint", "save"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=timeout * daemon.build.patience)
     return result.stdout + result.stderr
 
 
 def test_saved_again_by_the_next_daemon(begin, tmp_path):
-    """A daemon that is new has not heard of what was saved before: whoever asks it gets an answer."""
+    """
+    A new daemon does not know of a checkpoint that an earlier daemon saved. Its answer to a save is still correct.
+    """
     nodes = begin((1, 1), config(tmp_path / "checkpoints", 2, 2, load="never"), kind=KeptDaemon)
     train(nodes, 2, 6)
     assert "step-00000006" in save(nodes.daemons[0])
@@ -208,7 +215,7 @@ def test_saved_again_by_the_next_daemon(begin, tmp_path):
 
 
 def test_a_save_that_ended_before_it_began(begin, tmp_path):
-    """Node 1's disk fails twice, and node 0 is still busy with the first save: the next one succeeds."""
+    """Node 1's disk fails twice while node 0 is still busy with the first save. The next save succeeds."""
     envs = [{"ZEROD_FAILPOINT": "disk.sync:sleep:1000@1"}, {"ZEROD_FAILPOINT": "disk.create:error@1,disk.create:error@2"}]
     nodes = begin((1, 1), config(tmp_path / "checkpoints", 2, 2, load="never"), envs=envs)
     train(nodes, 2, 6)
@@ -221,8 +228,10 @@ def test_a_save_that_ended_before_it_began(begin, tmp_path):
 @pytest.mark.full
 @pytest.mark.parametrize("first", (0, 1))
 def test_stopped_one_after_the_other(begin, tmp_path, first):
-    """With save_on_stop, a node that stops later does not wait for ever for one that has stopped. It fails if the ranks took
-    another step after the checkpoint."""
+    """
+    With save_on_stop, a node that stops later does not wait forever for a node that has stopped. It fails if the ranks
+    have done another step after the checkpoint.
+    """
     nodes = begin((1, 1), config(tmp_path / "checkpoints", 2, 2, save_on_stop=True))
     kills.start(nodes, [[]] * 2, [], 1000000)
     wait_for(nodes.logs, lambda: nodes.daemons[0].status()["step"] > 4)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Daemons of several nodes that are replaced: what is said, what is waited for. The campaign is test_daemon_kills.py's."""
+"""
+Replaced daemons of several nodes: their messages, and for what they wait. The campaign is in test_daemon_kills.py.
+"""
 
 import signal
 import time
@@ -13,7 +15,7 @@ import kills
 
 @pytest.fixture
 def start(build, tmp_path):
-    """Starts a job of two nodes; points: where the daemons of node 0 and node 1 are killed, once."""
+    """start(points) starts a job of two nodes. points: failpoints at which node 0's and node 1's daemons die, once."""
     jobs = []
 
     def start_job(*points):
@@ -43,15 +45,15 @@ def n_aborts(job):
 
 
 @pytest.mark.parametrize("points, n", [
-    ((None, "summed:kill@60"), [2]),       # in the midst of a step
-    (("verdict:kill@9", None), [0]),       # node 0 has decided, and nobody has heard of it
+    ((None, "summed:kill@60"), [2]),       # during a step
+    (("verdict:kill@9", None), [0]),       # node 0 has decided, and no other node has received the decision
     (("committed:kill@9", None), [0, 2]),  # the other node may have begun the next step
     ((None, "decided:kill@9"), [0]),
     ((None, "updated:kill@9"), [0]),
     (("updated:kill@9", "updated:kill@9"), [0]),
 ], ids=["open", "verdict", "committed", "decided", "updated", "both"])
 def test_a_decided_step_stands(start, build, tmp_path, points, n):
-    """A step is aborted only if it was open, and then on all nodes."""
+    """The daemons are killed around a decision. A decided step stays decided; an open one is aborted on all nodes."""
     job = start(*points)
     finish(job, build, tmp_path, ABORT if any(n) else None)
     assert n_aborts(job) in n
@@ -59,7 +61,10 @@ def test_a_decided_step_stands(start, build, tmp_path, points, n):
 
 
 def test_a_node_that_holds_stays_apart(start, build, tmp_path):
-    """The others do not take it for one that has begun anew: they wait until it can go on."""
+    """
+    A daemon holds a run that it cannot continue, because a part is missing. The other nodes do not treat it as a new
+    daemon, but wait until it can continue.
+    """
     job = start(None, "summed:kill@60")
     daemon = job.daemons[1]
     assert daemon.popen.wait(30 * daemon.patience) == -signal.SIGKILL

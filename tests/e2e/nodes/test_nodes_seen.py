@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job on several nodes as its users see it: status, ranks, and what is said of nodes that are waited for or lost."""
+"""A job on several nodes as its users see it: status, ranks, and diagnostics about nodes that are late or lost."""
 
 import contextlib
 import json
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.threads
 
 
 def start(zerod, ranks, **config):
-    """The daemons, and a puppet for each rank, formed."""
+    """Starts a formed job. Return: its daemons, and a puppet for each rank."""
     nodes = Nodes(zerod, Path(zerod.folder), ranks, config)
     puppets = [Puppet(nodes.daemons[nodes.node_of(r)], r).attach() for r in range(sum(ranks))]
     form(puppets)
@@ -36,7 +36,7 @@ def zerod(zerod, tmp_path):
 
 
 def said(daemon, code):
-    """Waits for a diagnostic of that code. Return: its text."""
+    """Waits for a diagnostic with this code. Return: the diagnostic's text."""
     found = wait_for(lambda: f"no E{code} in\n{daemon.log()}",
                      lambda: [d for d in daemon.json("diagnostics") if d["code"] == f"E{code}"], 20 * daemon.patience)
     wait_for("the log", lambda: found[-1]["text"].rstrip("\n") in daemon.log())
@@ -50,7 +50,7 @@ def line(text, label):
 
 @pytest.mark.parametrize("node, stays", [(0, False), (1, False), *full((1, True))])
 def test_drop(zerod, node, stays):
-    """zerodctl drop on one node ends the run on all; a rank that is attached elsewhere is told; the next run trains."""
+    """zerodctl drop on one node ends the run on all. An attached rank of another node gets an error."""
     nodes, puppets = start(zerod, (1, 1, 1))
     steps(puppets, 2)
     for rank, puppet in enumerate(puppets):
@@ -70,7 +70,7 @@ def test_drop(zerod, node, stays):
 
 
 def test_status_and_ranks(zerod):
-    """Each node shows its own ranks by their numbers in the world, and what it knows of the others."""
+    """Each node shows its own ranks by their numbers in the world, and its information about the other nodes."""
     nodes, puppets = start(zerod, (2, 1))
     steps(puppets, 3)
     for i, daemon in enumerate(nodes.daemons):
@@ -109,7 +109,7 @@ def test_one_node_has_no_section(zerod):
 
 
 def test_stalled_on_another_node(zerod):
-    """A rank of one node waits for one of the other: its node names it; when it comes, all go on."""
+    """A rank waits for one of the other node, and its node names it. When that rank asks, both continue."""
     nodes, puppets = start(zerod, (1, 1), diagnostics={"stall_warning": "300ms"})
     for waiting, late in ((0, 1), (1, 0)):
         steps(puppets)
@@ -121,10 +121,10 @@ def test_stalled_on_another_node(zerod):
 
 
 def test_given_up_on_another_node(zerod):
-    """After stall_timeout node 0 gives the step up for all nodes, and all say why; then it is made after all."""
+    """After stall_timeout node 0 aborts the step, and every node reports the reason. The next attempt succeeds."""
     nodes, puppets = start(zerod, (1, 1), diagnostics={"stall_warning": "300ms", "stall_timeout": "1s"})
     steps(puppets)
-    puppets[0].tell("steps", 1)  # again and again
+    puppets[0].tell("steps", 1)  # repeats the step after an abort
     for daemon in nodes.daemons:
         text = said(daemon, 1302)
         assert line(text, "cause").startswith("E1303 stalled for ") and f"rank 1 (pid {puppets[1].popen.pid}, " in text
@@ -136,7 +136,7 @@ def test_given_up_on_another_node(zerod):
 
 @contextlib.contextmanager
 def killed_at(build, folder, point, victim, word, ranks=(1, 1), **config):
-    """Nodes whose ranks do that, and the victim's daemon is killed there, once. It is not started again by itself."""
+    """Starts nodes whose ranks send this command. The victim's daemon is killed there once, and not restarted."""
     def zerod(config, env=None, prefix=()):
         where = folder / f"node{config['world']['node']}"
         where.mkdir()
@@ -165,7 +165,7 @@ def killed_at(build, folder, point, victim, word, ranks=(1, 1), **config):
     ("STORE.said", "commit", "the step, or the write window, is decided"),
 ), ids=("open", "step", "window"))
 def test_node_0_is_away(build, tmp_path, point, word, why):
-    """After stall_timeout node 1's ranks are told, and go. What node 0 had decided ends when it is back."""
+    """Node 0 dies. After stall_timeout node 1's ranks get an error. A restarted node 0 finishes its decisions."""
     config = {"diagnostics": {"stall_warning": "300ms", "stall_timeout": "1s"}}
     with killed_at(build, tmp_path, point, 0, word, **config) as (nodes, puppets):
         answer = puppets[1].answer()
@@ -179,8 +179,8 @@ def test_node_0_is_away(build, tmp_path, point, word, why):
 @pytest.mark.parametrize("point, word", (("COMMIT.heard", "steps 1"), ("CLOSED.heard", "commit")), ids=("step", "window"))
 def test_all_stop_when_all_have_ended(build, tmp_path, point, word):
     """
-    Node 1's daemon is replaced in the last step, which it cannot end without the others. They are told to stop as their ranks
-    are through, and wait for it; it is told later, and knows then that it may.
+    Node 1's daemon is replaced in the last step, which it cannot end alone. The other nodes are asked to stop after
+    their ranks' end, and wait for node 1. Node 1 is asked later, and knows then that it may stop.
     """
     with killed_at(build, tmp_path, point, 1, word, ranks=(1, 1, 1)) as (nodes, puppets):
         others = [nodes.daemons[0], nodes.daemons[2]]
@@ -201,7 +201,8 @@ def test_all_stop_when_all_have_ended(build, tmp_path, point, word):
 
 def test_back_before_node_0_has_answered(build, tmp_path):
     """
-    A rank and its daemon die as it leaves. What its node had asked for is void, so its successor waits for no answer to that.
+    A rank and its daemon die while the rank leaves. The request that its node had sent is void, so the successor does
+    not wait for an answer to it.
     """
     with killed_at(build, tmp_path, "Leave.log", 1, "leave") as (nodes, puppets):
         leading, killed = nodes.daemons
@@ -212,13 +213,13 @@ def test_back_before_node_0_has_answered(build, tmp_path):
         puppets[1].tell("form")
         time.sleep(0.3)
         leading.signal(signal.SIGCONT)
-        assert puppets[1].answer().r == 1  # it resumes
+        assert puppets[1].answer().r == 1  # the successor resumes
         puppets[1].ok("leave")
 
 
 @pytest.mark.parametrize("lost", (0, 1))
 def test_stops_without_a_node_that_is_away(build, tmp_path, lost):
-    """Its daemon is not replaced: the other one, which is told to stop, waits a few seconds and says so."""
+    """A dead node's daemon is not replaced. The other one, asked to stop, waits a few seconds and reports the node."""
     with killed_at(build, tmp_path, "DECIDED.heard", lost, "steps 1") as (nodes, puppets):
         daemon = nodes.daemons[1 - lost]
         daemon.signal(signal.SIGTERM)
@@ -227,7 +228,9 @@ def test_stops_without_a_node_that_is_away(build, tmp_path, lost):
 
 
 def test_stops_when_ranks_of_other_nodes_have_left(zerod):
-    """A rank that dies after the others have left needs their nodes, or its successor waits for ever."""
+    """
+    A rank dies after all other ranks have left. Their nodes stay, because its successor would wait for them forever.
+    """
     nodes, puppets = start(zerod, (1, 1), zero_optimization={"stage": 3})
     steps(puppets, 2)
     puppets[1].ok("leave")
@@ -244,7 +247,9 @@ def test_stops_when_ranks_of_other_nodes_have_left(zerod):
 
 
 def test_all_stop_while_a_rank_stays(zerod):
-    """Node 1 stops first, and node 0 is to stop as well."""
+    """
+    Both nodes are asked to stop while rank 1 is attached. Node 1 stops first, and node 0 does not report it as missing.
+    """
     nodes, puppets = start(zerod, (1, 1))
     steps(puppets, 2)
     puppets[0].ok("leave")
@@ -267,7 +272,7 @@ def test_stops_before_there_is_a_run(zerod, is_waited_for):
 
 
 def no_node_is_missed(nodes, codes=()):
-    """By node 0, as node 1 has left. codes: what it says nevertheless."""
+    """Node 0 must not report node 1, which has left, as missing. codes: what node 0 reports nevertheless."""
     wait_for(nodes.logs, lambda: "node 1: the connection was lost" in nodes.daemons[0].log())
     assert [d["code"] for d in nodes.daemons[0].json("diagnostics") if d["code"] in ("E1501", "E1502")] == list(codes)
 
@@ -288,7 +293,7 @@ class OneDiffers(Nodes):
 
 
 def test_configured_differently(zerod):
-    """The ranks of every node, and every node's log, say which key differs, and both values; then it is put right."""
+    """If configurations differ, all ranks and logs name the key and both values. After a correction the job forms."""
     nodes = OneDiffers(zerod, Path(zerod.folder), (1, 1, 1))
     puppets = [Puppet(daemon, r).attach() for r, daemon in enumerate(nodes.daemons)]
     for p in puppets:
@@ -310,7 +315,7 @@ def test_configured_differently(zerod):
 
 
 def test_successor_of_a_rank_that_pushed_nothing(zerod):
-    """The successor is refused its predecessor's step, which begins again on all nodes, and all ranks are told."""
+    """A rank dies without a push. Its successor is refused the step, which begins again, and all ranks get an error."""
     nodes, puppets = start(zerod, (1, 1))
     steps(puppets)
     for p in puppets:
@@ -330,7 +335,7 @@ def test_successor_of_a_rank_that_pushed_nothing(zerod):
 
 
 def test_backward_given_up_too_late(zerod):
-    """Its gradients are in sums already: its rank waits until node 0 has aborted the step, and is told."""
+    """A rank abandons a backward whose gradients are in sums. It gets an error when node 0 has aborted the step."""
     nodes, puppets = start(zerod, (1, 1), zero_optimization={"stage": 2, "reduce_bucket_size": 300})
     steps(puppets)
 
@@ -342,9 +347,9 @@ def test_backward_given_up_too_late(zerod):
         p.ok("begin", 1, 0)
         p.ok("push", 7)
     wait_for(nodes.logs, lambda: n_moved() > before)
-    time.sleep(0.2 * nodes.daemons[1].patience)  # until it is added up, of which nothing tells
+    time.sleep(0.2 * nodes.daemons[1].patience)  # until the gradient is summed, which no status shows
     late = puppets[1]("abandon", "out-of-memory")
-    # Each node aborts when nothing of the attempt is under way on it any more; until then it takes what its ranks say.
+    # Each node aborts when it has no work left for the attempt. Until then it accepts requests of its ranks.
     wait_for(nodes.logs, lambda: nodes.daemons[0].status()["attempt"] == 1)
     for answer in (late, puppets[0]("end")):
         assert answer.r == ABORTED and answer["error"]["code"] == 1302, answer
@@ -364,7 +369,7 @@ def engine_of(daemon):
 
 
 def test_engine_that_dies(zerod):
-    """Both nodes say whose engine it was, and what became of it, in a sentence."""
+    """When an engine dies, both nodes report whose engine it was and why it ended."""
     nodes, puppets = start(zerod, (1, 1))
     steps(puppets)
     os.kill(engine_of(nodes.daemons[1]), signal.SIGKILL)
@@ -380,7 +385,10 @@ def test_engine_that_dies(zerod):
 
 
 def test_daemon_that_stood_still(zerod):
-    """When its link stands again, engines are replaced without a word: what they had sent might wait in the kernel."""
+    """
+    A daemon was frozen and its connection was lost. After the reconnect the engines are replaced without a report,
+    because data that they sent may still be in the kernel.
+    """
     nodes, puppets = start(zerod, (1, 1))
     steps(puppets)
     nodes.daemons[1].signal(signal.SIGSTOP)
@@ -397,7 +405,7 @@ def test_daemon_that_stood_still(zerod):
 
 
 def test_daemon_that_comes_back(zerod):
-    """Node 0 says that node 1 is not reached, then that it came back as another: the run is over, the next can begin."""
+    """Node 0 reports that node 1 is not reachable, then that it is another daemon. The next run can begin."""
     nodes, puppets = start(zerod, (1, 1))
     steps(puppets)
     puppets[0].tell("steps", 1)

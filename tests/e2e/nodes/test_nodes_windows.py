@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Write windows of several nodes whose daemons, and ranks, are killed inside of them: all nodes have what was written, or none
-has. The state is compared after each window, before the next one could hide a difference.
+Write windows of several nodes whose daemons and ranks are killed during the window. Afterwards either all nodes have
+the written data, or no node has them. The state is compared after each window, because the next window could hide a
+difference.
 """
 
 import time
@@ -16,11 +17,11 @@ from tiers import full
 
 pytestmark = pytest.mark.threads
 
-HOW = ("written", "again", "forgotten", "aborted")  # the windows before each step
+HOW = ("written", "again", "forgotten", "aborted")  # the windows before each step, by how they end
 
 
 class Job:
-    """Puppets that act in turn. points: of each node, where its daemons are killed, one after the other; None: one node."""
+    """Puppets that act in turn. points: for each node, its successive daemons' failpoints. None: one node."""
 
     def __init__(self, build, folder, ranks, points=None, **config):
         self.build, self.folder, self.points, self.daemons = build, folder, points, []
@@ -53,7 +54,7 @@ class Job:
         self.daemons[node].popen.wait()
 
     def await_answer(self, puppet, seconds=30):
-        """While daemons that were killed are started again."""
+        """Waits for the answer, and restarts killed daemons meanwhile."""
         deadline = time.monotonic() + seconds * puppet.patience
         while not puppet.has_answered():
             self.tend()
@@ -62,7 +63,7 @@ class Job:
         return puppet.answer()
 
     def do(self, *words, ranks=None, expected=(0,)):
-        """All ranks, or these, make one call at once. Return: what it returned, if all have the same."""
+        """All ranks, or these, make the same call at the same time. All results must be equal. Return: the result."""
         puppets = [self.puppets[rank] for rank in ranks or range(len(self.puppets))]
         for puppet in puppets:
             puppet.tell(*words)
@@ -71,7 +72,7 @@ class Job:
         return answers[0].r if len({answer.r for answer in answers}) == 1 else None
 
     def state(self):
-        """Masters, moments, step counts and weights: one digest for all ranks."""
+        """Return: a digest of master weights, moments, step counts and weights, which must be equal on all ranks."""
         digests = {self.digest(puppet) for puppet in self.puppets}
         assert len(digests) == 1, f"{digests}, kills {self.n_killed()}\n{self.logs()}"
         return digests.pop()
@@ -80,7 +81,7 @@ class Job:
         for _ in range(9):
             puppet.tell("state", "kinds=0124")
             answer = self.await_answer(puppet)
-            if answer.r != ABORTED:  # the rank is told of the abort by what it asks next
+            if answer.r != ABORTED:  # the rank's next call reports the abort
                 break
         assert answer.r == 0, answer
         return answer.digest
@@ -89,7 +90,7 @@ class Job:
         return "".join(f"---- daemon {i}\n{daemon.log()}" for i, daemon in enumerate(self.daemons))
 
     def succeed(self, rank):
-        """Kills that rank's process. Return: its successor's position."""
+        """Kills that rank's process and starts a successor. Return: the successor's position."""
         self.puppets[rank].kill()
         self.puppets[rank] = successor = Puppet(self.daemon_of(rank), rank)
         for words in (["connect", f"rank={rank}"], ["declare"], ["form"]):
@@ -106,7 +107,7 @@ class Job:
 
 
 def write(job, value):
-    """Rank 0 writes weights, masters, moments and step counts, of parameters of both nodes. Return: false: aborted."""
+    """Rank 0 writes weights and state of parameters of both nodes. Return: false after an abort."""
     for words in (("write", 0, value), ("write", 9, -value), ("put", 1, 1, value), ("put", 9, 2, value / 2),
                   ("put", 7, 4, value), ("put", 7, 0, -value), ("put", 2, 4, value + 9), ("put", 3, 1, value / 4)):
         if job.do(*words, ranks=[0], expected=(0, ABORTED)) == ABORTED:
@@ -115,7 +116,7 @@ def write(job, value):
 
 
 def window(job, how, value):
-    """One window. Return: false: an abort has taken it away on all ranks, and it is to be made again."""
+    """Does one window. Return: false if an abort has ended it on all ranks, so that it must be repeated."""
     if job.do("window", expected=(0, ABORTED)) != 0:
         return False
     if not write(job, value) or how == "aborted":
@@ -139,7 +140,7 @@ def windows_and_steps(job, n):
 
 @pytest.fixture(scope="module")
 def undisturbed(build, tmp_path_factory):
-    """The states of an undisturbed run on one node, where nothing else decides its bits."""
+    """The states of an undisturbed run on one node."""
     job = Job(build, tmp_path_factory.mktemp("undisturbed"), (1, 1))
     yield windows_and_steps(job, max(map(len, (BEGUN, WRITTEN, OVER, SAID))))
     job.end()
@@ -158,15 +159,19 @@ def start(build, tmp_path):
         job.end()
 
 
-# As a window goes. What node 0 says, each node hears and obeys; what a node reports, node 0 hears.
+# The phases of a window. Node 0 sends orders (said), a node receives them (heard) and executes them (obeyed). Nodes
+# send reports (reported) to node 0.
 BEGUN = ("WINDOW.reported", "OPEN.heard", "OPEN.obeyed", "writing", "WINDOW_END.reported")
 WRITTEN = ("WRITE.heard", "WRITE.obeyed", "STORE.heard", "rewrite", "stored", "STORED.reported")
 OVER = ("GATHER.heard", "GATHER.obeyed", "CLOSED.heard", "CLOSED.obeyed", "ABORTED.heard", "ABORTED.obeyed")
-SAID = ("OPEN.said", "WRITE.said", "STORE.said", "GATHER.said", "CLOSED.said", "ABORTED.said")  # by node 0
+SAID = ("OPEN.said", "WRITE.said", "STORE.said", "GATHER.said", "CLOSED.said", "ABORTED.said")  # only on node 0
 
 
 def points_of(phases, node, stage):
-    """Killed there, one after the other. Rank 0 is on node 0; in stage 3 no weights are gathered in the end."""
+    """
+    Return: the failpoints of these phases for the node's successive daemons. Rank 0 is on node 0. In stage 3 no weights
+    are gathered at the end.
+    """
     return [f"{point}:kill" for point in phases if not (node > 0 and (point == "writing" or point in SAID)) and
             not (stage == 3 and point.startswith("GATHER"))]
 
@@ -177,7 +182,9 @@ def points_of(phases, node, stage):
           *(((0,), 3, phases) for phases in (BEGUN, WRITTEN, OVER, SAID)), *(((0, 1), 2, phases) for phases in (BEGUN, WRITTEN, OVER)))),
     ids=lambda value: value[0].split(".")[0].lower() if value in (BEGUN, WRITTEN, OVER, SAID) else None)
 def test_a_killed_daemon_loses_nothing(start, undisturbed, victims, stage, phases):
-    """Nor is anything of a window stored that was forgotten or aborted."""
+    """
+    Daemons are killed in each phase. No written data are lost, and nothing of a forgotten or aborted window is stored.
+    """
     points = [points_of(phases, node, stage) if node in victims else [] for node in (0, 1)]
     n = max(map(len, points))
     job = start((1, 1), points, zero_optimization={"stage": stage})
@@ -186,13 +193,16 @@ def test_a_killed_daemon_loses_nothing(start, undisturbed, victims, stage, phase
     assert job.n_killed() == [len(of_node) for of_node in points], "not all points were reached"
 
 
-# A rank has ended the window and dies, while one node takes its time: (rank, node, where).
+# A rank has ended the window and dies while one node is slow: (rank, slow node, place).
 BEHIND = [(0, 1, "WRITE.heard"), (0, 0, "STORE.heard"), (1, 1, "WRITE.heard"), (1, 0, "WINDOW_END.reported")]
 
 
 @pytest.mark.parametrize("rank, slow, where", BEHIND)
 def test_an_end_outlives_its_rank(start, rank, slow, where):
-    """Its successor neither begins the window again nor changes what is being stored: it goes on behind it."""
+    """
+    A rank has ended a window and dies. Its successor neither begins the window again nor changes the data being stored,
+    but continues after the window.
+    """
     points = [[], []]
     points[slow] = [f"{where}:sleep:1000"]
     job = start((1, 1), points)
@@ -212,7 +222,10 @@ def test_an_end_outlives_its_rank(start, rank, slow, where):
 
 
 def test_a_rank_dies_with_its_daemon(start):
-    """It had ended the window, which was being written to its node: nobody knows that any more, and it ends it again."""
+    """
+    A rank and its daemon die after the rank has ended the window. Nobody knows of that end any more, and the successor
+    ends the window again.
+    """
     job = start((1, 1), [["WRITE.said:sleep:300@1,WRITE.said:sleep:700@2"], ["WRITE.heard:kill"]])
     job.do("window")
     assert write(job, 7)
@@ -220,7 +233,7 @@ def test_a_rank_dies_with_its_daemon(start):
         puppet.tell("commit")
     job.daemons[1].popen.wait()
     assert job.succeed(1)["windows"] == 0
-    time.sleep(1)  # the window is not closed meanwhile
+    time.sleep(1)  # the window stays open meanwhile
     job.do("window", ranks=[1])
     job.do("commit", ranks=[1])
     assert job.await_answer(job.puppets[0]).r == 0
@@ -229,8 +242,8 @@ def test_a_rank_dies_with_its_daemon(start):
 
 
 def test_a_successor_writes_less(start):
-    """Rank 0 and its daemon die when node 1 has what was written: of that node 1 stores what the successor writes, too."""
-    job = start((1, 1), [["MOVED.reported:kill@2"], []])  # 1: the initial weights
+    """Rank 0 and its daemon die when node 1 has the data. Node 1 stores only what the successor writes too."""
+    job = start((1, 1), [["MOVED.reported:kill@2"], []])  # MOVED 1 is for the initial weights
     job.do("window")
     assert write(job, 7)
     for puppet in job.puppets:
@@ -250,7 +263,7 @@ def test_a_successor_writes_less(start):
 
 @pytest.mark.parametrize("node", (0, *full(1, 2)))
 def test_a_node_without_ranks(start, node):
-    """All ranks of node 2 have left: also a leader that is new to the window does not wait for them."""
+    """All ranks of node 2 have left. Even a leader that adopts the window does not wait for node 2."""
     job = start((1, 1, 1), [[], [], []], diagnostics={"on_leave": "continue"})
     job.do("steps", 1)
     job.do("leave", ranks=[2])

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-The dashboard and the alert rules: they use metrics that there are, with labels that these have, and the alerts fire when
-they should. promtool, of Debian's package prometheus, checks expressions and alerts.
+The dashboard and the alert rules use only existing metrics and labels, and the alerts fire when they should. promtool
+of Debian's package prometheus checks expressions and alerts.
 """
 
 import json
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.quick
 DASHBOARD = ROOT / "config/grafana/zerod.json"
 RULES = ROOT / "config/prometheus/zerod.rules.yml"
 OURS = re.compile(r"\bzerod_\w+")
-COMMON = {"job", "instance", "socket", "job_name"}  # of all metrics, once Prometheus has them
+COMMON = {"job", "instance", "socket", "job_name"}  # labels of all metrics in Prometheus
 
 with_promtool = pytest.mark.skipif(PROMTOOL is None, reason="there is no promtool (scripts/test fetches it)")
 
@@ -36,7 +36,7 @@ def expressions():
 
 
 def labels_of():
-    """{metric: its further labels}, as docs/metrics.md has them."""
+    """Return: {metric: further labels}, as listed in docs/metrics.md."""
     rows = re.findall(r"^\| `(zerod_\w+)` \| \w+ \| (.*?) \|", (ROOT / "docs/metrics.md").read_text(), re.MULTILINE)
     return {name: set(re.findall(r"`(\w+)`", labels)) for name, labels in rows}
 
@@ -93,7 +93,7 @@ def test_prometheus_reads_the_expressions(tmp_path):
         assert result.returncode == 0, result.stderr
 
 
-# An hour of minutes: what is as it should be, and after the arrow what then happens from minute 30 on, with the alert.
+# Values for every minute: the normal ones, and after the arrow those from minute 30 on that must make the alert fire.
 QUIET = {
     "zerod_up{SOCKET}": "1", "zerod_formed{JOB}": "1", "zerod_held{JOB}": "0", "zerod_daemons{JOB}": "1",
     "zerod_ranks_attached{JOB}": "2", "zerod_step{JOB}": "+100", 'zerod_steps_total{JOB,result="applied"}': "+100",
@@ -125,12 +125,12 @@ TROUBLE = {
     "ZerodDaemonReplaced": {"zerod_daemons{JOB}": "2"},
     "ZerodNodeLost": {'zerod_node_reached{JOB,node="1",address="b"}': "0"},
 }
-# Where it is looked at: some alerts pass when what they tell of is over.
+# When the alert is checked. Some alerts end when their cause ends.
 AFTER_MINUTES = {"ZerodNoProgress": 75, "ZerodRefused": 5, "ZerodStepsSkipped": 25, "ZerodDaemonReplaced": 5}
 
 
 def series(metric, before, after):
-    """30 minutes of one value or slope, and 90 of the other, in promtool's notation."""
+    """Return: 30 minutes of one value or slope and 90 of the other, in promtool's notation."""
     metric = metric.replace("SOCKET", 'instance="a",socket="/s"').replace("JOB", 'instance="a",socket="/s",job_name="j"')
 
     def values(text, start, n):
@@ -143,7 +143,7 @@ def series(metric, before, after):
 
 
 def firing(tmp_path, changes, minute):
-    """The names of the alerts that fire then."""
+    """Return: the names of the alerts that fire at this minute."""
     metrics = {m: (QUIET.get(m), changes.get(m, QUIET.get(m))) for m in QUIET | changes}
     test = {"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": [{
         "interval": "1m", "input_series": [series(m, *values) for m, values in metrics.items()],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""zerodctl checkpoint, with and without a daemon, on checkpoints that are right and on damaged ones."""
+"""zerodctl checkpoint, with and without a daemon, on correct and on damaged checkpoints."""
 
 import ctypes
 import json
@@ -25,7 +25,7 @@ NOBODY = 65534
 
 
 def train(daemon, n_steps):
-    """Two ranks, until so many steps are committed."""
+    """Trains two ranks until this many steps are committed."""
     program = daemon.build.path("tests/example/zerod-example")
     ranks = [daemon.spawn(program, *SMALL, "--steps", n_steps, rank=r) for r in range(2)]
     assert [rank.wait() for rank in ranks] == [0, 0], ranks[0].err() + daemon.log()
@@ -80,7 +80,7 @@ def as_nobody(public, *args):
 
 
 def check(kind, value):
-    """Against docs/schema/checkpoint.json. Return: value."""
+    """Checks the value against docs/schema/checkpoint.json. Return: value."""
     whole = validator("checkpoint")
     whole.validate(value)
     whole.evolve(schema={"$ref": f"checkpoint.json#/$defs/{kind}"}).validate(value)
@@ -218,7 +218,7 @@ def test_a_flipped_byte_in_the_description(copy, ctl):
 
 @pytest.mark.parametrize("n", [25, *full(1000)])
 def test_any_flipped_bit(copy, ctl, n):
-    """One at a time, anywhere in a checkpoint: its file is named. A long file has no more of them than a short one."""
+    """verify detects any single flipped bit and names the file. Long and short files have equally many tests."""
     rng, checkpoint = random.Random(n), copy / "step-00000003"
     for _ in range(n):
         file = checkpoint / rng.choice([*FILES, "zerod.json"])
@@ -231,7 +231,7 @@ def test_any_flipped_bit(copy, ctl, n):
 
 
 def test_several_places(copy, ctl):
-    """MiB that follow each other are one line."""
+    """verify reports adjacent damaged MiB in one line."""
     file = copy / "step-00000003" / "optimizer.safetensors"
     assert file.stat().st_size > 3 * MIB
     flip(file, 5, MIB - 1, MIB, file.stat().st_size - 1)
@@ -286,7 +286,7 @@ def test_a_link_in_place_of_the_folder(copy, ctl):
         result = ctl("checkpoint", "verify", path)
         assert result.returncode == os.EX_DATAERR and "step-00000003 is a link" in result.stdout
     assert ctl("checkpoint", "show", f"{copy}/step-00000003/").returncode == os.EX_NOINPUT
-    assert ctl("checkpoint", "verify", copy / "elsewhere").returncode == 0  # any name will do
+    assert ctl("checkpoint", "verify", copy / "elsewhere").returncode == 0  # any name is allowed
 
 
 def test_nothing_to_verify(tmp_path, ctl):
@@ -334,7 +334,7 @@ def test_progress_on_a_terminal(copy, ctl, build):
                                 stderr=its, timeout=60, env=environment())
         assert result.returncode == 0
         said = ""
-        while select.select([ours], [], [], 1)[0]:  # one read may give a part
+        while select.select([ours], [], [], 1)[0]:  # one read may return only a part
             said += os.read(ours, 65536).decode()
         assert re.search(rf"{copy}/step-00000003: \d+ % of [\d.]+ MiB\r\033\[K", said), said
     finally:
@@ -342,7 +342,8 @@ def test_progress_on_a_terminal(copy, ctl, build):
         os.close(its)
 
 
-# What loading refuses though all bytes are those that zerod.json names: each rewrites a checkpoint, and seals it again.
+# Errors that loading detects although all bytes have the checksums of zerod.json: each function rewrites a checkpoint,
+# and reseals it.
 
 
 class Hash128(ctypes.Structure):
@@ -363,7 +364,7 @@ def hash128(data):
 
 
 def reseal(checkpoint, change=lambda described: None):
-    """zerod.json as it would be if the files had been written as they are now."""
+    """Writes zerod.json as if the files had been written with their present contents."""
     path = checkpoint / "zerod.json"
     described = json.loads(path.read_text())
     described.pop("xxh128_of_the_above")
@@ -378,7 +379,7 @@ def reseal(checkpoint, change=lambda described: None):
 
 
 def rewrite(checkpoint, name, change):
-    """change(): takes the header and the tensors' bytes. Return: what takes their place."""
+    """Rewrites a file. change(header, bytes of the tensors) returns the new header and bytes."""
     data = (checkpoint / name).read_bytes()
     length = int.from_bytes(data[:8], "little")
     header, rest = change(json.loads(data[8:8 + length]), data[8 + length:])
@@ -402,7 +403,7 @@ def largest(header):
 
 
 def drop(kind):
-    """Takes the last tensor of that kind away."""
+    """Return: a function that removes the last tensor of that kind."""
     def damage(checkpoint):
         def dropped(header, rest):
             gone = max((k for k in header if k.endswith(kind)), key=lambda k: header[k]["data_offsets"])
@@ -467,7 +468,7 @@ REFUSED = {
 def test_verify_says_what_loading_refuses(zerod, copy, ctl, damage, why):
     checkpoint = copy / "step-00000003"
     reseal(checkpoint)
-    assert ctl("checkpoint", "verify", checkpoint).returncode == 0  # the test's seal is zerod's
+    assert ctl("checkpoint", "verify", checkpoint).returncode == 0  # reseal() computes the seal as zerod does
     damage(checkpoint)
     value = answer("verify", ctl("--json", "checkpoint", "verify", checkpoint), os.EX_DATAERR)["checkpoints"][0]
     assert (value["right"], value["differs"]) == (False, [])
@@ -482,7 +483,7 @@ def test_verify_says_what_loading_refuses(zerod, copy, ctl, damage, why):
 
 
 def test_verify_says_that_a_checkpoint_has_another_name(zerod, copy, ctl):
-    """One that was copied to another step's name is not found as the latest; by its path it can be loaded."""
+    """A checkpoint that was copied to another step's name is not used as the latest. By its path it can be loaded."""
     (copy / "step-00000003").rename(copy / "step-00000009")
     shutil.rmtree(copy / "step-00000002")
     result = ctl("checkpoint", "verify", copy)
@@ -533,7 +534,7 @@ def test_save_that_takes_a_while(zerod, build, tmp_path):
 
 
 def test_save_while_it_trains(zerod, tmp_path):
-    """Whoever asks gets one that is at least as new as the step that was committed then."""
+    """A save during training returns a checkpoint that is at least as new as the step committed at the request."""
     folder = tmp_path / "c"
     daemon = zerod({"checkpoint": {"dir": str(folder), "save_steps": 1, "save_total_limit": 3}})
     program = daemon.build.path("tests/example/zerod-example")
@@ -544,7 +545,7 @@ def test_save_while_it_trains(zerod, tmp_path):
         before = daemon.status()["step"]
         saved = check("save", daemon.json("checkpoint", "save"))
         assert saved["saved"] and saved["step"] >= before
-        result = daemon.ctl("checkpoint", "verify", check=False)  # while older ones are removed
+        result = daemon.ctl("checkpoint", "verify", check=False)  # while older checkpoints are removed
         assert result.returncode == 0, result.stdout + result.stderr
     for process in daemon.others:
         process.kill()
@@ -619,7 +620,7 @@ def test_no_daemon(ctl, tmp_path):
 
 
 def test_schemas_notice(job):
-    """A key that goes away or comes is noticed, in every object."""
+    """The schemas detect a missing or additional key in every object."""
     for kind in ("list", "verify", "show", "save"):
         value = check(kind, job.json("checkpoint", kind))
         schema = validator("checkpoint").evolve(schema={"$ref": f"checkpoint.json#/$defs/{kind}"})

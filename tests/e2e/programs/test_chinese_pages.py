@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each page of docs/zh/ says what its English page says, as far as a test can see that. Links, names: test_pages.py."""
+"""
+Each page of docs/zh/ has the contents of its English page, as far as a test can compare them. test_pages.py checks
+links and names.
+"""
 
 import os
 import re
@@ -19,23 +22,25 @@ ENGLISH = [english_of(chinese) for chinese in CHINESE]
 
 
 def blocks(text):
-    """What stands word for word in a page, in its order: fenced and indented blocks, and quoted messages."""
+    """Return: the parts that must be equal word for word, in order: fenced and indented blocks, and quoted messages."""
     return re.findall(r"^```[\s\S]*?^```$|(?<=\n\n) {4}.*(?:\n {4}.*)*|^> .*(?:\n> .*)*", text, re.MULTILINE)
 
 
 def shape(text):
-    """The marks of headings, tables with their cells, and points of lists, in their order."""
+    """Return: the marks of headings, tables with their cells, and list items, in order."""
     return re.findall(r"^(?:#+ |\||[*-] )| \|(?= |$)", without_blocks(text), re.MULTILINE)
 
 
 def leads_to(page, link):
-    """As a path from the root of the repository, and an anchor."""
+    """Return: the link's target as (path from the repository's root, anchor)."""
     path, _, anchor = link.partition("#")
     return os.path.relpath((ROOT / page).parent / path if path else ROOT / page, ROOT), anchor
 
 
 def facts(page, text):
-    """What sentences have in every language: code, figures, codes of diagnostics, and where links lead."""
+    """
+    Return: the parts of sentences that all languages share: code, figures, codes of diagnostics, and link targets.
+    """
     text = re.sub(r"^\[(?:中文|English)\].*|^> .*|^ {4}.*", "", without_blocks(text), flags=re.MULTILINE)
     text = re.sub(r"\s+", " ", text)
     code = re.findall(r"`[^`]+`", text)
@@ -47,7 +52,7 @@ def facts(page, text):
 
 
 def differences(page, text):
-    """In what this text of a Chinese page differs from the English page, sentences aside."""
+    """Return: the differences between this text of a Chinese page and the English page, except for sentences."""
     original = read(english_of(page))
     pairs = enumerate(zip_longest(blocks(text), blocks(original)))
     found = [f"block {n}: {here!r} is not {there!r}" for n, (here, there) in pairs if here != there]
@@ -67,7 +72,10 @@ def test_same(page):
 @pytest.mark.quick
 @pytest.mark.parametrize("page", CHINESE)
 def test_each_leads_to_the_other(page):
-    """In its third line; other links of a Chinese page lead to the Chinese page, where there is one."""
+    """
+    The third line of each page links to its page in the other language. Other links of a Chinese page lead to Chinese
+    pages if they exist.
+    """
     english = english_of(page)
     for this, other, name in (page, english, "English"), (english, page, "中文"):
         assert read(this).splitlines()[2] == f"[{name}]({os.path.relpath(ROOT / other, (ROOT / this).parent)})"
@@ -77,7 +85,7 @@ def test_each_leads_to_the_other(page):
 
 @pytest.mark.quick
 def test_changes_are_noticed():
-    """Of every block, and of each other thing that is compared."""
+    """A change of any block or other compared part is detected."""
     def notices(page, old, new):
         assert old in read(page) and differences(page, read(page).replace(old, new)), f"{page}: {old}"
 

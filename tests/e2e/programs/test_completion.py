@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Completion in real shells. bash: with the words and the cursor that it gives to a function of `complete`."""
+"""
+Completion in real shells. bash is tested with the words and the cursor that it passes to a function of `complete`.
+"""
 
 import os
 import pty
@@ -15,7 +17,7 @@ from conftest import ROOT, environment
 
 COMPLETION = ROOT / "completion/zerod.bash"
 PROGRAMS = {"zerod": "daemon/zerod", "zerodrun": "client/run/zerodrun", "zerodctl": "client/ctl/zerodctl"}
-# As bash does it: the function that `complete` has for the program gets program, word and word before.
+# bash calls the function that `complete` has for the program with program, current word and previous word.
 ASK = """
 . "$1"
 shift
@@ -37,7 +39,9 @@ def path(build, tmp_path_factory):
 
 @pytest.fixture
 def offered(path, tmp_path):
-    """What is offered for the last of these words; "=" is a word of its own, as in bash."""
+    """
+    Return: a function that returns what is offered for the last of these words. "=" is a separate word, as in bash.
+    """
 
     def ask(*words, **variables):
         env = environment({"PATH": f"{path}:/usr/bin:/bin", "HOME": tmp_path} | variables)
@@ -54,7 +58,7 @@ def help_of(build, program):
 
 
 def commands_of(text):
-    """Of zerodctl's help: the lines of each command, under its words."""
+    """Parses zerodctl's help. Return: the lines of each command, by its words."""
     commands, words = {}, None
     for line in text.splitlines():
         if begun := re.match(r"  ([a-z][a-z-]*(?: [a-z][a-z-]*)*)", line):
@@ -68,7 +72,7 @@ def commands_of(text):
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_every_option_of_help(build, offered, program):
-    """Each option is offered, of a command behind that command; and nothing else is."""
+    """The options of the help are offered, each command's options after that command, and no other options."""
     text = help_of(build, program)
     everywhere = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text))
     seen = offered(program, "--")
@@ -125,7 +129,7 @@ def test_the_program_of_zerodrun(offered):
 
 
 class Terminal:
-    """A shell at which somebody types."""
+    """A shell in a pseudo terminal."""
 
     def __init__(self, command, path, home):
         env = environment({"PATH": f"{path}:/usr/bin:/bin", "HOME": home, "TERM": "dumb", "PS1": "$ ", "COLUMNS": 100})
@@ -134,7 +138,7 @@ class Terminal:
             os.execvpe(command[0], command, {key: str(value) for key, value in env.items()})
 
     def type(self, keys, until):
-        """What is shown until this pattern is in it."""
+        """Types the keys. Return: the output up to this pattern."""
         os.write(self.terminal, keys.encode())
         said, deadline = "", time.monotonic() + 30
         while not re.search(until, said, re.DOTALL):
@@ -175,7 +179,7 @@ def test_zsh(build, terminal):
                "bindkey '^I' list-choices; echo READY\n", "\nREADY")  # fmt: skip
 
     def listed(line):
-        # zsh shows the line, the list, and the line again.
+        # zsh prints the line, the list, and the line again.
         said = shell.type(f"{line}\t", rf"{re.escape(line)}.*\n.*{re.escape(line)}")
         shell.type("\x15\n", r"\$ ")
         return set(re.sub(re.escape(line), "", said).split())
@@ -219,7 +223,7 @@ def test_fish(build, path, tmp_path):
 
 
 def test_where_it_is_installed(build, tmp_path):
-    """Where bash-completion and fish look for a file with the program's name, and zsh for all functions."""
+    """The completion files are installed in the places where bash-completion, fish and zsh look for them."""
     command = ["meson", "install", "-C", build.folder, "--no-rebuild", "--quiet", "--tags", "runtime"]
     subprocess.run([*command, "--destdir", tmp_path], check=True)
     plan = (build.folder / "meson-info/intro-install_plan.json").read_text()

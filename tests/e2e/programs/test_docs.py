@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-What README.md and docs/ show is true. Every fenced block has a kind, and the kind says what is done with it:
+The blocks of README.md and docs/ are correct. Every fenced block has a kind, which decides how it is tested:
 
-    sh        run with bash -eu; blocks of a document share a folder and the exported variables. zerod says nothing (quiet.py)
-    console   run too, and what follows a line "$ COMMAND" must be what that command prints, times aside; "..." leaves lines out.
-              A file log... into which it prints the rest is of a right run: zerod says nothing in it (quiet.py)
+    sh        run with bash -eu; blocks of a document share a folder and the exported variables. zerod must print
+              nothing (quiet.py)
+    console   run too; the lines after "$ COMMAND" must be that command's output, except times; "..." stands for any
+              lines. If the rest of the output goes to a file log..., zerod must print nothing in that file (quiet.py)
     python    a fragment must compile; a program, whose file is named in its first line, must be run by a later block
-    c         compiled with -Wall -Werror; the name of the file stands in its first line. A program must be run by a later block
+    c         compiled with -Wall -Werror; the first line has the name of the file. A program must be run by a later
+              block
     yaml      must pass `zerod --check`; "# NAME" in the first line names the file
-    text      only in documents where something else checks them: ELSEWHERE
+    text      allowed only in the documents of ELSEWHERE, where another test checks them
 
-Lines of the kind scripts/... are not run but must name a script that is there, with options that it has. Once, marked
-alone, the README is done literally, in a fresh copy of the tree. docs/service.md is done inside a private systemd.
-What the documents say beside their blocks is checked in test_pages.py; test_chinese_pages.py holds the pages of docs/zh/ to the
-blocks of the English ones.
+Lines like scripts/... are not run but must name an existing script and options that it has. One test, marked alone,
+executes the README literally in a fresh copy of the tree. docs/service.md is executed inside a private systemd.
+test_pages.py checks the text outside of blocks. test_chinese_pages.py compares the blocks of docs/zh/ with those of the
+English pages.
 """
 
 import os
@@ -30,7 +32,8 @@ from conftest import ROOT
 from documents import DOCUMENTS
 from private_systemd import PrivateSystemd
 
-# The test file that checks a document's blocks of kind text, and names it; or why there is nothing to check.
+# The test file that checks a document's text blocks and names the document; or the reason why there is nothing to
+# check.
 ELSEWHERE = {
     "docs/architecture.md": "a picture",
     "docs/configuration.md": "tests/core/config/test-config-docs.c",
@@ -52,7 +55,7 @@ class Block:
         return f"{self.document}:{self.line}: {self.kind}"
 
     def file_name(self):
-        """The name in the comment of its first line."""
+        """Return: the file name in the comment of the block's first line, or None."""
         named = re.match(r"(?:/\*|//|#) (\S+?)[:\s]", self.text)
         return named[1] if named else None
 
@@ -76,12 +79,12 @@ def blocks_of(document):
 
 
 class Reader:
-    """Somebody who does what a document says. literally: with scripts and all."""
+    """Executes a document's blocks as a reader would. literally: runs scripts too."""
 
     def __init__(self, build, folder, home, literally=False):
         self.zerod, self.folder, self.literally = build.path("daemon/zerod"), folder, literally
         self.variables = folder / ".exported"
-        # The Python that runs the tests is the reader's own; in place of pip install it finds the package in the tree.
+        # The tests' Python is the reader's Python. Instead of a pip install, it finds the package in the tree.
         path = f"{Path(sys.executable).parent}:/usr/local/sbin:/usr/sbin:/usr/bin:/sbin:/bin"
         path = path if literally else f"{home}/zerod/bin:{path}"
         self.env = {"HOME": str(home), "PATH": path, "LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1"}
@@ -90,7 +93,7 @@ class Reader:
             self.env |= {"PYTHONPATH": str(ROOT / "client/python"), "ZEROD_LIBRARY": library}
 
     def give_python(self, folder):
-        """A Python of his own to install into, in which torch is there already."""
+        """Makes a separate Python environment for pip install, which already has torch."""
         subprocess.run([sys.executable, "-m", "venv", folder], check=True)
         site = next(folder.glob("lib/python*/site-packages"))
         (site / "tests.pth").write_text("".join(f"{path}\n" for path in sys.path if path.endswith("site-packages")))
@@ -155,7 +158,7 @@ def plain(text):
 
 
 def agree(printed, shown):
-    """Are the lines equal? "..." stands for any lines."""
+    """Return: whether the lines are equal. "..." stands for any lines."""
     if not shown or not printed:
         return all(line == "..." for line in shown) and not printed
     if shown[0] == "...":
@@ -170,7 +173,7 @@ def test_agree():
 
 
 def check_script(block, line):
-    """The script is there and has the options. Return: what is run in its place."""
+    """Checks that the script exists and has the options. Return: the command to run instead."""
     words = line.split("#")[0].split()
     if words[0] == "pip":
         assert words[-1].endswith("zerod-*.whl"), f"{block}: nothing to install in {words[-1]}"
@@ -192,7 +195,7 @@ def no_sanitizers(build):
 
 @pytest.fixture(scope="module")
 def home(build, tmp_path_factory):
-    """A home with zerod installed as `scripts/build --prefix "$HOME/zerod"` would install it."""
+    """A home folder with zerod installed as by `scripts/build --prefix "$HOME/zerod"`."""
     folder = tmp_path_factory.mktemp("home")
     installed, prefix = folder / "installed", folder / "zerod"
     subprocess.run(["meson", "install", "-C", build.folder, "--no-rebuild", "--quiet", "--destdir", installed], check=True)
@@ -212,7 +215,7 @@ def follow_all(reader, document):
         reader.follow(block, blocks[i + 1:])
 
 
-# The comparison with torch, for which four processes import it; tests/callers has more of that kind.
+# Four processes import torch for the comparison with it. tests/callers has more such tests.
 LONG = ["docs/moving.md"]
 
 
@@ -230,7 +233,7 @@ def test_elsewhere(document):
 
 
 def test_service(build, tmp_path):
-    """docs/service.md, inside a private systemd in which zerod is installed already."""
+    """docs/service.md works inside a private systemd with an installed zerod."""
     if why := PrivateSystemd.missing():
         pytest.skip(why)
     reader = Reader(build, tmp_path, tmp_path)
@@ -252,7 +255,7 @@ def test_service(build, tmp_path):
 
 
 def fresh_copy(target):
-    """The tree as a clone would have it: no build folders, nothing that is ignored."""
+    """Copies the tree as a clone would have it, without build folders and ignored files."""
     listed = subprocess.run(["git", "-C", ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
                             capture_output=True, check=True).stdout.decode()
     for name in filter(None, listed.split("\0")):
@@ -264,7 +267,7 @@ def fresh_copy(target):
 @pytest.mark.full
 @pytest.mark.alone
 def test_newcomer(build, tmp_path):
-    """In a fresh copy: scripts/quickstart, then the README from its first block to its last."""
+    """In a fresh copy, scripts/quickstart and all blocks of the README work."""
     if not (ROOT / ".git").exists():
         pytest.skip("this tree is no git checkout, so nobody knows what a clone would have")
     tree = tmp_path / "zerod"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""zerod-exporter: what it serves, and that neither daemons nor clients that misbehave keep others from being served."""
+"""zerod-exporter: its answers. Neither daemons nor clients that misbehave keep other clients from being served."""
 
 import contextlib
 import http.client
@@ -36,7 +36,7 @@ class Exporter:
         return self.err_path.read_text()
 
     def said(self):
-        """Without the line that says where it listens."""
+        """Return: standard error without the line with the address."""
         return self.err().splitlines()[1:]
 
     def request(self, url="/metrics", method="GET", **headers):
@@ -76,7 +76,7 @@ def program(build):
 
 @pytest.fixture
 def folder(tmp_path):
-    """Short enough for sockets, and nobody else's."""
+    """A folder whose path is short enough for sockets, and that only this user can enter."""
     tmp_path.chmod(0o700)
     return tmp_path
 
@@ -101,7 +101,7 @@ def examples(command):
 
 @contextlib.contextmanager
 def deaf(path, backlog=1):
-    """A socket on which nobody ever accepts."""
+    """A socket that accepts no connection."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as s:
         s.bind(str(path))
         s.listen(backlog)
@@ -112,7 +112,9 @@ def deaf(path, backlog=1):
 
 
 def test_both_formats(exporter, folder):
-    """Prometheus gets OpenMetrics, and who does not ask for it the older text, each as its own parser wants it."""
+    """
+    Prometheus gets OpenMetrics. A client that does not ask for OpenMetrics gets the older format. Both can be parsed.
+    """
     from prometheus_client.parser import text_string_to_metric_families as read_prometheus
 
     with daemon(folder / "a.sock", examples):
@@ -132,7 +134,7 @@ def test_both_formats(exporter, folder):
 
 
 def test_all_daemons_in_one_text(exporter, folder):
-    """Also two of the same job's name, as zerodrun gives it to jobs that have none."""
+    """One text has all daemons, also two with the same job name, as zerodrun gives it to unnamed jobs."""
     with daemon(folder / "a.sock", examples), daemon(folder / "b.sock", examples):
         one = exporter()
         assert one.up() == {"a.sock": 1, "b.sock": 1}
@@ -173,7 +175,7 @@ def test_pages(exporter, build, folder):
 
 
 def test_daemons_that_do_not_answer(exporter, folder, zerod):
-    """One is stopped, one never accepts, one speaks no language of ours, one is gone: the others are there, in time."""
+    """Daemons that are stopped, never accept, use an unknown protocol or have ended do not delay the others."""
     stopped, real = zerod({"job": "stopped"}), zerod({"job": "real"})
     for name, one in ("stopped", stopped), ("real", real):
         (folder / f"{name}.sock").unlink(missing_ok=True)
@@ -202,7 +204,7 @@ def test_daemons_that_do_not_answer(exporter, folder, zerod):
 
 
 def test_readers_share_answers(exporter, folder):
-    """However many ask, a daemon is asked ten times in a second at most."""
+    """A daemon is asked at most ten times a second, however many clients ask."""
     with daemon(folder / "a.sock", examples) as seen:
         one = exporter()
         begin = time.monotonic()
@@ -217,7 +219,7 @@ def test_readers_share_answers(exporter, folder):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="files of other users need root")
 def test_sockets_in_the_wrong_hands(exporter, folder):
-    """They are not asked, which is said once. In a folder like /tmp a trusted user's socket is asked."""
+    """Sockets in folders of other users are not asked, which is reported once. Sticky folders like /tmp are allowed."""
     for name, mode in ("mine", 0o755), ("others", 0o777), ("group", 0o775), ("sticky", 0o1777), ("foreign", 0o755):
         (folder / name).mkdir()
         (folder / name).chmod(mode)
@@ -251,7 +253,7 @@ def test_sockets_in_the_wrong_hands(exporter, folder):
 
 
 def test_clients_that_say_nothing(exporter):
-    """More of them than there is room for: whoever asks is served at once, and they are dropped."""
+    """More silent clients than there is room for are dropped. A client that asks is served at once."""
     one = exporter()
     with contextlib.ExitStack() as stack:
         silent = [stack.enter_context(one.connect()) for _ in range(200)]
@@ -265,12 +267,12 @@ def test_clients_that_say_nothing(exporter):
         for s in silent:
             s.settimeout(max(deadline - time.monotonic(), 0.01))
             with contextlib.suppress(ConnectionError):
-                while s.recv(1000):  # perhaps an error page before the end
+                while s.recv(1000):  # an error page may come before the end
                     pass
 
 
 def test_client_that_dribbles(exporter, build):
-    """A byte now and then is no activity that keeps a connection. To drop a client that is gone already ends nothing."""
+    """A byte now and then does not keep a connection open. Dropping a client that has already gone does no harm."""
     one = exporter("--timeout", "0.1", preload=None if build.sanitize else build.folder / "tests/libclients-gone.so")
     begin = time.monotonic()
     with one.connect() as s, contextlib.suppress(ConnectionError):
@@ -331,7 +333,7 @@ def test_usage(build, args):
 
 
 def test_no_such_address(build):
-    result = run(build, "--listen", "192.0.2.1:17700")  # an address for documents
+    result = run(build, "--listen", "192.0.2.1:17700")  # an address for documentation
     assert result.returncode == os.EX_UNAVAILABLE and result.stderr.count("\n") == 1
 
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""zerodrun keeps its daemon's descriptors and starts it again. The daemon is the tests' program kept-daemon, or zerod."""
+"""
+zerodrun keeps its daemon's descriptors and restarts the daemon. The daemon is the test program kept-daemon, or zerod.
+"""
 
 import os
 import re
@@ -36,14 +38,16 @@ class Run:
             self.process = subprocess.Popen([ZERODRUN, *map(str, args)], env=env, stdout=out, stderr=err)
 
     def said(self, pattern, n=1, of=None):
-        """The last of n matches in its output, once they are there."""
+        """Waits for n matches in the output. Return: the last one."""
         file = of or self.out
         wait_for(f"{pattern} in {file}", lambda: len(re.findall(pattern, file.read_text())) >= n)
         return re.findall(pattern, file.read_text())[n - 1]
 
     def daemon(self, n=1):
-        """(inode of its memory, pids of the daemons that had it, number of other descriptors) of the n-th daemon, when
-        ranks run: before that zerodrun starts no daemon again."""
+        """
+        Return: (inode of its memory, pids of the daemons that had this memory, number of other descriptors) of the n-th
+        daemon. Waits until the ranks run, because before that zerodrun does not restart a daemon.
+        """
         self.said("ranks, run", of=self.err)
         inode, pids, others = self.said(r"inode (\d+), pids ([\d ]+), (\d+) others", n)
         return inode, [int(pid) for pid in pids.split()], int(others)
@@ -67,7 +71,9 @@ def config(tmp_path, path):
 
 @pytest.fixture
 def start(tmp_path):
-    """start(*args): a zerodrun, which is killed with all it started when the test ends. Nothing is left of it."""
+    """
+    start(*args) starts a zerodrun. At the test's end it is killed with all its processes. Nothing of it may be left.
+    """
     runs = []
 
     def begin(*args):
@@ -89,7 +95,7 @@ def say(path, word):
 
 
 def test_memory_outlives_the_daemon(start, config, path):
-    """The same inode with the same content, by name; and the socket."""
+    """The next daemon gets the same memory (by its inode and content) and the socket."""
     run = start("--config", config, "--zerod", KEPT_DAEMON, *SLEEP)
     inode, pids, _ = run.daemon()
     for n in (2, 3):
@@ -106,7 +112,9 @@ def test_memory_outlives_the_daemon(start, config, path):
 
 
 def test_messages_of_a_dead_daemon_count(start, config, path):
-    """It puts a descriptor and dies at once, perhaps before zerodrun has read the message."""
+    """
+    A daemon sends a descriptor and dies at once, perhaps before zerodrun has read the message. The descriptor is kept.
+    """
     run = start("--config", config, "--zerod", KEPT_DAEMON, *SLEEP)
     run.daemon()
     say(path, "m")
@@ -140,7 +148,7 @@ def test_restarts_run_out(start, config, path):
 
 @pytest.mark.parametrize("word, code", [("7", 78), ("0", 0)])
 def test_exit_codes(start, config, path, word, code):
-    """Another start does not mend a wrong configuration."""
+    """zerodrun does not restart a daemon whose configuration is wrong."""
     run = start("--config", config, "--zerod", KEPT_DAEMON, *SLEEP)
     run.daemon()
     say(path, word)
@@ -162,7 +170,7 @@ def test_nothing_is_kept(start, config, tmp_path):
 
 
 def test_environment_of_daemon_and_ranks(start, config, path):
-    """zerodrun raises its limit of open files for what it keeps; a rank has the limit that zerodrun was started with."""
+    """zerodrun raises its limit of open files for the kept descriptors. Ranks have zerodrun's original limit."""
     code = "import os, resource as r; print('rank', r.getrlimit(r.RLIMIT_NOFILE)[0], 'FDSTORE' in os.environ)"
     run = start("--config", config, "--zerod", KEPT_DAEMON, "--", sys.executable, "-c", code)
     assert run.process.wait(TIMEOUT) == 0
@@ -170,7 +178,7 @@ def test_environment_of_daemon_and_ranks(start, config, path):
 
 
 def test_strangers_are_not_obeyed(start, config, path, tmp_path):
-    """A process of the same user sends a descriptor and takes another one out: neither counts."""
+    """Another process of the same user sends a descriptor and removes one. zerodrun ignores both messages."""
     run = start("--config", config, "--zerod", KEPT_DAEMON, *SLEEP)
     inode, pids, _ = run.daemon()
     notify = str(next(tmp_path.glob("zerodrun-*/notify")))
@@ -184,7 +192,7 @@ def test_strangers_are_not_obeyed(start, config, path, tmp_path):
 
 
 def test_zerodrun_does_not_grow(start, config):
-    """Restarts leave its descriptors as they were."""
+    """The number of zerodrun's descriptors does not grow with restarts."""
     run = start("--config", config, "--zerod", KEPT_DAEMON, "--daemon-restarts", 20, *SLEEP)
     _, pids, _ = run.daemon()
     open_files = Path(f"/proc/{run.process.pid}/fd")
@@ -205,7 +213,7 @@ def started(run, n=1):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_serve(start, config, path, number):
-    """Its socket accepts connections all the time, also while there is no daemon."""
+    """The socket always accepts connections, even while there is no daemon."""
     run = start("--serve", "--config", config, "--zerod", ZEROD)
     assert run.said("serving on (.*) until", of=run.err) == str(path)
     pid = started(run)
@@ -244,8 +252,10 @@ def test_serve_runs_out(start, config, path):
 
 @pytest.fixture
 def stopped(start, tmp_path, path):
-    """stopped(plan, *options): a run of three steps with save_on_stop. plan: the failpoints of its daemons, in the order in
-    which they start; later ones have none. Return: (exit status, saved folders, standard error)."""
+    """
+    stopped(plan, *options) does a run of three steps with save_on_stop. plan: the failpoints of its successive daemons;
+    later daemons have none. Return: (exit status, saved folders, standard error).
+    """
 
     def run(plan, *options, interrupted_at=None, then="exit"):
         folder = tmp_path / "checkpoints"
@@ -275,7 +285,7 @@ def stopped(start, tmp_path, path):
 @pytest.mark.parametrize("plan", [["disk.write:kill"], ["disk.rename:kill"], ["disk.sync:kill", "disk.make_folder:kill"]],
                          ids=["first write", "rename", "twice"])
 def test_daemon_dies_while_it_saves(stopped, plan):
-    """The next one gets what is kept, is told to stop as well, and saves."""
+    """A daemon dies while it saves. The next one gets the kept descriptors, is asked to stop too, and saves."""
     code, saved, err = stopped(plan)
     assert (code, saved) == (0, ["step-00000003"]), err
     assert err.count("was killed by signal 9 (Killed); restart ") == len(plan)
@@ -298,7 +308,7 @@ def test_last_checkpoint_is_not_there(stopped, plan, options, status, said):
 
 
 def test_slow_disk(stopped):
-    """The daemon gets the time that it needs, as systemd gives it."""
+    """zerodrun waits for a slow save as long as the daemon asks for time, like systemd."""
     code, saved, err = stopped(["disk.sync:sleep:3000"], "--grace", 1)
     assert (code, saved) == (0, ["step-00000003"]), err
 
@@ -309,6 +319,6 @@ def test_user_does_not_wait(stopped):
 
 
 def test_daemon_dies_before_it_is_told_to_stop(stopped, tmp_path):
-    """It is about to be started again when the last rank ends."""
+    """The daemon dies just before the last rank ends. The next daemon still saves."""
     code, saved, err = stopped([], then=f"kill -9 $(cat {tmp_path}/pid)")
     assert (code, saved) == (0, ["step-00000003"]), err

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""zerodctl metrics: Prometheus' own parsers read it, its values are those of the answers, and docs/metrics.md lists all."""
+"""
+zerodctl metrics: Prometheus' parsers can read it, its values are those of the daemon's answers, and docs/metrics.md
+lists all metrics.
+"""
 
 import json
 import re
@@ -19,11 +22,11 @@ pytestmark = pytest.mark.quick
 SMALL = ["--layers", "2", "--width", "32", "--heads", "2", "--batch", "2", "--steps", "1000000"]
 TROUBLE = 'a"} 1\nzerod_up{b="\\'
 
-PROMTOOL = shutil.which("promtool") or shutil.which(ROOT / "build/promtool")  # scripts/test fetches it
+PROMTOOL = shutil.which("promtool") or shutil.which(ROOT / "build/promtool")  # fetched by scripts/test
 
 
 def metrics_of(path, answers):  # noqa: F811
-    """The text of `zerodctl metrics`, of a daemon that gives these answers."""
+    """Return: the text of `zerodctl metrics` for a daemon with these answers."""
     with daemon(path, lambda command: parts(json.dumps(answers[command]))):
         result = zerodctl("--socket", path, "metrics")
     assert (result.returncode, result.stderr) == (0, "")
@@ -34,7 +37,7 @@ def answers(name="status"):
     return {"status": json.loads(example(name)), "ranks": json.loads(example("ranks"))}
 
 
-FULL, NODES, MINIMAL = "full", "nodes", "minimal"  # between them they have every key
+FULL, NODES, MINIMAL = "full", "nodes", "minimal"  # together they have every key
 
 
 def given(name):
@@ -46,7 +49,7 @@ def given(name):
 
 
 def samples(text):
-    """{(name, further labels): value}, as OpenMetrics' parser reads them; the two labels that all have are left out."""
+    """Return: {(name, further labels): value} by OpenMetrics' parser, without the two labels of all samples."""
     found = {}
     for family in read_openmetrics(text):
         for s in family.samples:
@@ -61,7 +64,7 @@ def value(text, name, **labels):
 
 
 def emitted(folder):
-    """{name of a sample: type} of all that can be emitted."""
+    """Return: {name of a sample: type} for all samples that zerodctl can emit."""
     families = [f for name in (FULL, NODES, MINIMAL) for f in read_openmetrics(metrics_of(folder / name, given(name)))]
     return {s.name: f.type for f in families for s in f.samples}
 
@@ -87,7 +90,7 @@ def test_both_parsers_read_it(path, name):  # noqa: F811
     assert older == {(s.name, frozenset(s.labels.items())): s.value for f in families for s in f.samples}
     if PROMTOOL:
         lint = subprocess.run([PROMTOOL, "check", "metrics"], input=text, capture_output=True, text=True)
-        # It takes the names of OpenMetrics' counters for others than those of their heads.
+        # promtool does not match the names of OpenMetrics' counters with their help lines.
         assert re.fullmatch(r"(\w+_total no help text\n)*", lint.stderr), lint.stderr
 
 
@@ -109,7 +112,7 @@ def test_values(path):  # noqa: F811
 
 
 def test_labels_that_want_out(path):  # noqa: F811
-    """A job, a run, a node and an engine whose names look like the end of a label arrive as they are."""
+    """Names of a job, run, node and engine that look like the end of a label are escaped correctly."""
     hostile = given(NODES)
     hostile["status"] |= {"job": TROUBLE, "run_id": TROUBLE, "state": TROUBLE, "version": TROUBLE}
     hostile["status"]["nodes"]["list"][1]["address"] = TROUBLE
@@ -125,7 +128,7 @@ def test_labels_that_want_out(path):  # noqa: F811
 
 
 def test_no_daemon(path):  # noqa: F811
-    """The reason goes to stderr; the text, which a textfile collector reads, says that the daemon is down."""
+    """Without a daemon, the reason goes to stderr. The text, for a textfile collector, has zerod_up 0."""
     result = zerodctl("--socket", path, "metrics")
     assert result.returncode == 69 and result.stderr == f"zerodctl: no daemon on {path}: connect: No such file or directory\n"
     assert samples(result.stdout) == {("zerod_up", frozenset()): 0}

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the documents say beside their blocks (test_docs.py): links, names, and tables that speak of something else."""
+"""
+The text of documents outside of their blocks (test_docs.py): links, names, and tables that repeat facts of other files.
+"""
 
 import inspect
 import os
@@ -15,7 +17,7 @@ from documents import BESIDE, CHINESE, DOCUMENTS, OTHERS, anchors, links, read, 
 @pytest.mark.quick
 @pytest.mark.parametrize("document", [*DOCUMENTS, *CHINESE, *BESIDE, *OTHERS])
 def test_links(document):
-    """They lead to a file of the repository, and to a heading of it."""
+    """Links lead to an existing file of the repository, and to an existing heading."""
     for target in links(read(document)):
         assert ":" not in target, f"{document}: {target}: nobody checks what lies elsewhere"
         path, _, anchor = target.partition("#")
@@ -32,7 +34,7 @@ def test_anchors():
 
 @pytest.mark.parametrize("document", [*DOCUMENTS, *CHINESE, *BESIDE])
 def test_names(document):
-    """Files that are named are there."""
+    """Named files exist."""
     text = without_blocks(read(document))
     folders = "scripts|config|docs|client|daemon|tests|proto|man|kernels|bench"
     for name in re.findall(rf"`((?:{folders})/[\w./@-]*)`", text):
@@ -43,7 +45,7 @@ def test_names(document):
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_tests_that_are_named(document):
-    """A test that a document names as `test_file.py: test_name` (or `test_name` of the file named before) is there."""
+    """A test that a document names as `test_file.py: test_name` (or `test_name` in the file named before) exists."""
     text, tests = read(document), []
     for file, name in re.findall(r"`(?:(test[\w-]+\.(?:py|c)))?(?::\s+)?(test_\w+)?`", text):
         if file:
@@ -69,12 +71,12 @@ def test_site():
     assert sorted(pages) == sorted([*(document.removeprefix("docs/") for document in DOCUMENTS[1:] + CHINESE), *BESIDE])
 
 
-# ---- tables that speak of something else -------------------------------------------------------------------
+# ---- tables that repeat facts of other files ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("document", ["README.md", "docs/README.md"])
 def test_figures(document):
-    """Each figure of the section that says when to use zerod stands in docs/benchmarks.md or in its tables."""
+    """Each figure of the section about when to use zerod is in docs/benchmarks.md or its tables."""
     text = section_of(document, "When it is worth using")
     if document == "docs/README.md":
         text += section_of(document, "When it is not")
@@ -86,7 +88,7 @@ def test_figures(document):
 
 
 def test_versions_that_are_tested():
-    """docs/compatibility.md has those of scripts/common.sh and pyproject.toml."""
+    """docs/compatibility.md has the versions of scripts/common.sh and pyproject.toml."""
     said = {row[0]: row[1:] for row in rows_of("docs/compatibility.md", "What it works with")}
     lists = re.findall(r"^ZEROD_(?:TORCH_MODULES|CALLERS|MORE_CALLERS)=.*", read("scripts/common.sh"), re.MULTILINE)
     listed = re.findall(r"([\w-]+)==([\d.]+)", "".join(lists))
@@ -108,7 +110,7 @@ def test_versions_that_are_tested():
 
 
 def test_versions_that_are_promised():
-    """docs/compatibility.md has the versions that are spoken and written, and its examples are of this series."""
+    """docs/compatibility.md has the current versions of protocols and formats, and its examples are of this series."""
     def number(file, name):
         return re.search(rf"\b{name} = (\d+)", read(file))[1]
 
@@ -127,7 +129,7 @@ def test_versions_that_are_promised():
 
 
 def test_settings_of_others():
-    """docs/moving.md has a row for each argument of DDP and FSDP, in the torch that is here."""
+    """docs/moving.md has a row for each argument of DDP and FSDP in the installed torch."""
     torch = pytest.importorskip("torch")
     from torch.distributed import fsdp
 
@@ -147,7 +149,7 @@ def test_settings_of_others():
 
 
 def test_settings_of_ours():
-    """What docs/moving.md writes as a setting is one: of the configuration, or of the package."""
+    """Settings that docs/moving.md names exist in the configuration or in the package."""
     torch = pytest.importorskip("torch")
     text, config, package = read("docs/moving.md"), read("docs/configuration.md"), sources("client/python/zerod")
     for key in set(re.findall(r"`((?:zero_optimization|diagnostics|checkpoint)\.\w+)", text)):
@@ -158,7 +160,9 @@ def test_settings_of_ours():
 
 
 def test_errors_of_others(build):
-    """docs/errors.md: each text was seen, and explain knows those that have a code, as that code."""
+    """
+    docs/errors.md: a test or a report contains each foreign text, and explain gives each text with a code that code.
+    """
     seen = re.sub(r"\s+", " ", sources("tests/explain", "tests/systems/texts", "tests/client"))
     rows, ctl = rows_of("docs/errors.md", "Texts of DDP and DeepSpeed"), build.path("client/ctl/zerodctl")
     assert len(rows) > 8
@@ -172,7 +176,7 @@ def test_errors_of_others(build):
 
 
 def test_errors_of_zerod():
-    """docs/errors.md: each text without a code is said somewhere, and those with a code are docs/diagnostics.md's."""
+    """docs/errors.md: the source contains each text without a code, and docs/diagnostics.md each text with a code."""
     said = sources("client", "core", "daemon")
     rows = rows_of("docs/errors.md", "Texts of zerod without a code")
     assert len(rows) > 8

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-A rank whose data loader is slow: status, metrics and the alert say so, with the numbers of a real job; and they are quiet
-when both loaders take the same time.
+A rank whose data loader is slow. status, metrics and the alert report it, with the numbers of a real job. They report
+nothing when both loaders take equally long.
 """
 
 import re
@@ -12,7 +12,7 @@ from conftest import wait_for
 from test_alerts import PROMTOOL, firing
 from test_metrics import value
 
-LOADS = 0.08  # seconds, so that a busy machine does not make a slow rank
+LOADS = 0.08  # seconds, long enough that a busy machine does not make a rank slow
 N_STEPS, BEGIN, END = 20, 4, 18
 
 
@@ -50,7 +50,7 @@ def test_slow_loader(zerod, start, tmp_path, slow):
     def share(name, **labels):
         try:
             earlier = value(before, name, **labels)
-        except KeyError:  # a wait that came later
+        except KeyError:  # a wait that began after the list was read
             earlier = 0
         return (value(after, name, **labels) - earlier) / (end - begin)
 

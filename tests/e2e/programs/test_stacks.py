@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Where ranks are that others wait for: E1303, `zerodctl stacks` and `zerodctl report` show the line, whatever keeps the rank
-there, and the rank is none the worse for it.
+Where a late rank is while other ranks wait for it. E1303, `zerodctl stacks` and `zerodctl report` show the line,
+whatever the rank does there, and the rank is not disturbed.
 """
 
 import ctypes
@@ -21,7 +21,7 @@ CONFIG = {"diagnostics": {"stall_warning": "1s"}, "zero_optimization": {"stage":
 
 
 class Loader:
-    """A data loader: from the third batch of rank 1 on it hangs as it is told."""
+    """A data loader. On rank 1 it hangs from the third batch on, in the given way."""
 
     def __init__(self, rank, hang):
         self.rank, self.hang = rank, hang
@@ -40,7 +40,7 @@ def sleep_in_loader():
 
 
 def wait_in_collective():
-    """A collective of the rank's own, which no other rank calls."""
+    """Calls a collective that no other rank calls."""
     import torch.distributed as dist
 
     store = dist.TCPStore("127.0.0.1", int(os.environ["COLLECTIVE_PORT"]), 1, is_master=True, wait_for_workers=False)
@@ -78,7 +78,7 @@ def line_of(comment):
 
 
 def stalled(daemon, says="where"):
-    """A busy machine may have been slow earlier, which is said, too."""
+    """Return: the text of E1303 for step 2. Earlier steps may have such a text too, because a busy machine was slow."""
     texts = [d["text"] for d in daemon.json("diagnostics") if d["code"] == "E1303" and d["step"] == 2]
     return next((text for text in texts if says in text), None)
 
@@ -114,7 +114,9 @@ def test_where(zerod, start, hang):
 
 
 def test_stopped(zerod, start):
-    """A process that is stopped says nothing, which the kernel does; it answers when it goes on, and trains on."""
+    """
+    A stopped process cannot answer, so the kernel's answer is shown. After SIGCONT the process answers and trains on.
+    """
     daemon = zerod(CONFIG)
     ranks = [start(daemon, train, rank=rank, hang="sleep_a_little") for rank in range(2)]
     wait_for("step 2", lambda: daemon.status()["step"] >= 2)
@@ -136,7 +138,9 @@ def sleep_a_little():
 
 
 def run_on():
-    """Trains while it is asked again and again; all signals but one have handlers of the program's own."""
+    """
+    Trains while its stack is asked for again and again. The program has its own handlers for all signals except one.
+    """
     import torch
 
     import zerod
@@ -177,7 +181,7 @@ def test_asked_while_it_runs(zerod, start):
 
 
 def test_on_another_node(zerod, start, monkeypatch):
-    """The daemon whose rank waits asks the daemon of the rank that is waited for, also what the kernel says."""
+    """The daemon whose rank waits asks the daemon of the late rank, also for the kernel's answer."""
     monkeypatch.setenv("ZEROD_NODES", "2")
     daemon = zerod(CONFIG)
     for rank in range(2):
@@ -210,7 +214,7 @@ opt.close()
 
 
 def test_after_the_daemon_was_replaced(build, spawn, tmp_path):
-    """The watch finds the next daemon by itself, although its rank waits for it and says nothing meanwhile."""
+    """The watch connects to the next daemon by itself, although its rank makes no call while it waits."""
     (tmp_path / "replaced.py").write_text(REPLACED)
     path = os.pathsep.join(str(build.path(folder)) for folder in ("client/run", "client/ctl", "daemon"))
     run = spawn(build.path("client/run/zerodrun"), "-n", 2, "--", sys.executable, tmp_path / "replaced.py",

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-zerod as a service: the units under a real systemd, and what it tells whoever listens on NOTIFY_SOCKET. Tests with the
-fixture `systemd` boot one in namespaces of its own (private_systemd.py) and are skipped, with the reason, where that cannot be.
+zerod as a service: the units under a real systemd, and the messages to NOTIFY_SOCKET. Tests with the fixture `systemd`
+boot one in private namespaces (private_systemd.py). If that is impossible, they are skipped with the reason.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ def systemd(build, tmp_path_factory):
 
 @pytest.fixture
 def job(systemd, request):
-    """A job's name, made from the test's; its units are stopped when the test ends."""
+    """The test's name as a job's name. The job's units are stopped when the test ends."""
     name = re.sub(r"\W+", "-", request.node.name.removeprefix("test_"))
     yield name
     systemd.ctl("stop", f"zerod@{name}.service", f"zerod@{name}.socket", check=False)
@@ -57,7 +57,7 @@ def service(job):
 
 
 def ranks(systemd, job):
-    """Rank to process, of those that are attached."""
+    """Return: {rank: process id} of the attached ranks."""
     found = json.loads(systemd.zerodctl(job, "--json", "ranks").stdout)
     return {rank["rank"]: rank["pid"] for rank in found if rank["attached"]}
 
@@ -97,7 +97,7 @@ def test_exposure(systemd):
 
 
 def test_exporter(systemd, job):
-    """Verified, hardened, and with the rights that it has there it reads the metrics of a job that allows no group."""
+    """The unit is valid and hardened. Its rights suffice to read the metrics of a job that allows no group."""
     unit = "zerod-exporter.service"
     if not systemd.path(f"{systemd.prefix}/lib/systemd/system/{unit}").exists():
         pytest.skip("the build has no zerod-exporter (libmicrohttpd)")
@@ -129,7 +129,7 @@ def test_exporter(systemd, job):
 
 
 def test_users_and_folders(systemd):
-    """The users and folders that sysusers and tmpfiles made from our files."""
+    """sysusers and tmpfiles create the users and folders of our files."""
     assert systemd.run("stat", "-c", "%U:%G %a", "/run/zerod").stdout == "zerod:zerod 755\n"
     assert systemd.run("stat", "-c", "%U:%G %a", "/etc/zerod").stdout == "root:root 755\n"
     assert systemd.run("getent", "group", "zerod-admin").returncode == 0
@@ -139,7 +139,7 @@ def test_users_and_folders(systemd):
 
 
 def test_life(systemd, job):
-    """Started, ready, trained with, left by a killed trainer, joined by its successor, stopped."""
+    """A job is started and trains, a trainer is killed, its successor attaches, and the job is stopped."""
     unit, path = service(job), f"/run/zerod/{job}.sock"
     systemd.configure(job, {"world": {"size": 2}})
     systemd.ctl("start", unit)
@@ -179,13 +179,13 @@ def test_life(systemd, job):
 
 
 def check_watched_through_pidfds(systemd, unit, n_trainers):
-    """The unit's system call filter and its view of /proc leave that open."""
+    """The unit's system call filter and its view of /proc allow pidfds."""
     links = [os.readlink(fd) for fd in Path(f"/proc/{systemd.main_pid_outside(unit)}/fd").iterdir()]
     assert sum("pidfd" in link for link in links) == n_trainers, links
 
 
 def drop_in_of_the_manual():
-    """The drop-in of docs/nodes.md for a daemon that needs the network; here the nodes are on the loopback."""
+    """Return: the drop-in of docs/nodes.md for a daemon that needs the network, changed for nodes on the loopback."""
     lines = (ROOT / "docs/nodes.md").read_text().splitlines()
     first = lines.index("    [Unit]")
     last = next(i for i in range(first, len(lines)) if "IPAddressAllow=" in lines[i])
@@ -195,7 +195,7 @@ def drop_in_of_the_manual():
 
 
 def test_two_nodes(systemd, job):
-    """Two daemons that are one job, with the drop-in of the manual and a key that only the service manager can read."""
+    """Two daemons of one job train, with the drop-in of the manual and a key that only the service manager can read."""
     systemd.run("ip", "link", "set", "lo", "up")
     key = systemd.path("/etc/zerod/pretrain.key")
     key.write_bytes(os.urandom(48))
@@ -211,7 +211,7 @@ def test_two_nodes(systemd, job):
             started = systemd.ctl("start", service(name), check=False)
             assert started.returncode == 0, systemd.run("journalctl", "--no-pager", "-n", "40").stdout
         trainers = [systemd.trainer(name, i, "--steps", 3) for i, name in enumerate(names)]
-        assert [steps_of(trainer) for trainer in trainers][0][-1] == 3  # rank 0 says them
+        assert [steps_of(trainer) for trainer in trainers][0][-1] == 3  # rank 0 prints them
         for i, name in enumerate(names):
             seen = json.loads(systemd.zerodctl(name, "--json", "status").stdout)
             assert seen["step"] == 3 and seen["nodes"]["connected"] and seen["nodes"]["list"][1 - i]["reached"]
@@ -223,8 +223,8 @@ def test_two_nodes(systemd, job):
 
 def test_who_may_read_the_key(systemd, job):
     """
-    A trainer of the group zerod could speak as a node if it could read the key: the start refuses such a file, says what is
-    there, and the command that it names cures it. So does the command of the manual.
+    A trainer of the group zerod could act as a node if it could read the key. The start refuses such a file, prints its
+    mode, and names a command that repairs it. The manual's command repairs it too.
     """
     systemd.run("ip", "link", "set", "lo", "up")
     key, unit = f"/etc/zerod/{job}.key", service(job)
@@ -251,7 +251,7 @@ def test_who_may_read_the_key(systemd, job):
 
 
 GPU_DROP_IN = ROOT / "config/zerod@.service.d/gpu.conf"
-# What CUDA and NCCL do, run inside the unit's sandbox before the daemon.
+# Operations of CUDA and NCCL, run inside the unit's sandbox before the daemon.
 LIKE_NCCL = """[Service]
 ExecStartPre=/usr/bin/python3 -c "import os, socket as s; \\
     os.sched_setaffinity(0, os.sched_getaffinity(0)); \\
@@ -264,7 +264,7 @@ ExecStartPre=/usr/bin/python3 -c "import os, socket as s; \\
 
 
 def test_gpu_drop_in(systemd):
-    """With it, and with all that is commented out in it, the unit is valid and still hardened."""
+    """With the drop-in, and with its commented-out options too, the unit is valid and still hardened."""
     folder = systemd.path("/run/gpu")
     (folder / "zerod@.service.d").mkdir(parents=True)
     shutil.copy(systemd.path(f"{systemd.prefix}/lib/systemd/system/zerod@.service"), folder)
@@ -286,8 +286,8 @@ def with_options(text):
 
 def test_gpu_job(systemd, job):
     """
-    A job on GPUs that are stand-ins, as the user of its trainers; its daemon is killed once. Without the drop-in the sandbox
-    forbids what NCCL does.
+    A job on stand-in GPUs trains, as the user of its trainers, and its daemon is killed once. Without the drop-in the
+    sandbox forbids operations that NCCL needs.
     """
     engine = f"Environment=ZEROD_DEVICE_ENGINE={systemd.bin}/zerod-engine-nccl-sim ZEROD_SIM=devices=2\n"
     config = {"world": {"size": 2}, "device": "cuda", "collective": "nccl", "listen": {"socket": f"/run/zerod-{job}/zerod.sock"}}
@@ -308,7 +308,7 @@ def test_gpu_job(systemd, job):
 
 
 def test_who_may_attach(systemd, job):
-    """All whom the configuration names, also members of groups that zerod is not in, and nobody else."""
+    """All users in the configuration may attach, also members of groups that zerod is not in, and no other user."""
     unit, listen = service(job), {"socket": f"/run/zerod/{job}.sock", "admin_groups": ["zerod-admin"]}
     systemd.configure(job, ONE_RANK | {"listen": listen | {"allow_groups": ["zerod", "lab"], "allow_users": ["alice"]}})
     systemd.ctl("start", unit)
@@ -320,7 +320,7 @@ def test_who_may_attach(systemd, job):
     out, err = systemd.trainer(job, 0, "--steps", 2, user="stranger").communicate(timeout=60)
     assert "Permission denied" in out + err
 
-    # The daemon lays the list anew over a socket that systemd kept for it.
+    # The daemon applies the new list to a socket that systemd has kept for it.
     systemd.configure(job, ONE_RANK | {"listen": listen | {"allow_groups": ["lab"]}})
     restart_after_kill(systemd, unit)
     systemd.zerodctl(job, "status", user="ann")
@@ -328,7 +328,10 @@ def test_who_may_attach(systemd, job):
 
 
 def test_socket_unit_of_another_group(systemd, job):
-    """Its members could not start the daemon: the start says what the unit lacks, and with that they can."""
+    """
+    If the socket unit has another group, its members could not start the daemon. The start fails and names the missing
+    setting, which repairs it.
+    """
     unit, socket_unit = service(job), f"zerod@{job}.socket"
     systemd.configure(job, ONE_RANK | {"listen": {"socket": f"/run/zerod/{job}.sock", "allow_groups": ["lab"],
                                                   "admin_groups": ["zerod-admin"]}})
@@ -348,7 +351,7 @@ def test_socket_unit_of_another_group(systemd, job):
 
 
 def test_who_may_read_checkpoints(systemd, job):
-    """A user of the job's group copies his model; a stranger, and zerod's own group, may not even list."""
+    """A user of the job's group can copy the model. A stranger and zerod's own group cannot even list the folder."""
     dir = f"/var/lib/zerod/{job}"
     systemd.configure(job, ONE_RANK | {"listen": {"socket": f"/run/zerod/{job}.sock", "allow_groups": ["lab"]},
                                        "checkpoint": {"dir": dir, "allow_groups": ["lab"]}})
@@ -368,7 +371,7 @@ def test_who_may_read_checkpoints(systemd, job):
 
 
 def test_folder_outside_of_the_sandbox(systemd, job):
-    """It is said at the start, not at the first save, and with the line that E1701 names a checkpoint is written."""
+    """A checkpoint folder outside the sandbox is reported at the start. With the line in E1701, a save succeeds."""
     dir = f"/srv/{job}"
     systemd.run("mount", "-t", "tmpfs", "tmpfs", "/srv")
     systemd.run("install", "-d", "-o", "zerod", dir)
@@ -378,7 +381,7 @@ def test_folder_outside_of_the_sandbox(systemd, job):
     said = systemd.journal("-u", service(job), "ZEROD_CODE=E1701")[0]["MESSAGE"]
     assert "Read-only file system" in said
     systemd.ctl("stop", service(job))
-    assert systemd.show(service(job), "Result") == "success"  # nothing was trained, so nothing is lost
+    assert systemd.show(service(job), "Result") == "success"  # nothing was trained, so no checkpoint is missing
     systemd.drop_in(job, f"[Service]\n{re.search('ReadWritePaths=[^ ]+', said)[0]}\n")
     systemd.ctl("start", service(job))
     assert steps_of(systemd.trainer(job, 0, "--steps", 2)) == [1, 2]
@@ -388,7 +391,7 @@ def test_folder_outside_of_the_sandbox(systemd, job):
 
 
 def test_last_checkpoint_is_not_there(systemd, job):
-    """The unit has failed when the checkpoint of save_on_stop could not be written."""
+    """The unit fails if the checkpoint of save_on_stop cannot be written."""
     systemd.configure(job, ONE_RANK | {"checkpoint": {"dir": f"/var/lib/zerod/{job}", "save_on_stop": True}},
                       "[Service]\nEnvironment=ZEROD_FAILPOINT=disk.write:error@*\n")
     systemd.ctl("start", service(job))
@@ -400,7 +403,7 @@ def test_last_checkpoint_is_not_there(systemd, job):
 
 
 def test_wrong_configuration(systemd, job):
-    """Restarts cannot repair a configuration: there are none, and the journal says what is wrong."""
+    """systemd does not restart a unit with a wrong configuration, and the journal has the error."""
     systemd.configure(job, {"world": {"size": 1}, "zero_optimization": {"stage": 4}})
     result = systemd.ctl("start", service(job), check=False)
     assert result.returncode != 0
@@ -414,7 +417,7 @@ def test_wrong_configuration(systemd, job):
 
 
 def test_checked_as_the_units_user(systemd, job):
-    """zerod --check by root finds what the unit's user may not, all of it at once."""
+    """zerod --check, run by root, reports all rights that the unit's user lacks, at once."""
     file, key = f"/etc/zerod/{job}.yaml", f"/etc/zerod/{job}.key"
     check = [systemd.bin / "zerod", "--config", file, "--check"]
     systemd.path(key).write_bytes(os.urandom(48))
@@ -428,7 +431,7 @@ def test_checked_as_the_units_user(systemd, job):
     for part in ('no group "no-such-group"', f"chown zerod {key}", "listen.socket /etc/zerod.sock: its folder cannot be written",
                  "checkpoint.dir /etc/zerod/checkpoints: /etc/zerod cannot be written"):
         assert part in found.stderr
-    assert systemd.run(*check, "--user", "root", check=False).stderr.count("zerod: ") == 3  # group, key, and who looked
+    assert systemd.run(*check, "--user", "root", check=False).stderr.count("zerod: ") == 3  # group, key, user
     systemd.configure(job, ONE_RANK | {"checkpoint": {"dir": f"/var/lib/zerod/{job}"}})
     systemd.path(file).chmod(0o600)
     found = systemd.run(*check, check=False)
@@ -438,7 +441,7 @@ def test_checked_as_the_units_user(systemd, job):
 
 
 def socket_of_another(systemd, job):
-    """Some daemon listens on /run/zerod/JOB-another.sock."""
+    """A socket of another daemon listens on /run/zerod/JOB-another.sock."""
     path = systemd.path(f"/run/zerod/{job}-another.sock")
     path.unlink(missing_ok=True)
     s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -449,7 +452,7 @@ def socket_of_another(systemd, job):
 
 
 def test_socket_in_use(systemd, job):
-    """The start fails for good and says whose socket it is; when it is gone, the next one succeeds."""
+    """With a used socket the start fails for good, and names the socket's owner. Without it the next start succeeds."""
     unit, path = service(job), systemd.path(f"/run/zerod/{job}-another.sock")
     systemd.configure(job, ONE_RANK | {"listen": {"socket": f"/run/zerod/{job}-another.sock"}})
     with contextlib.closing(socket_of_another(systemd, job)):
@@ -464,7 +467,7 @@ def test_socket_in_use(systemd, job):
 
 
 def test_zerodrun_beside_the_unit(systemd, job):
-    """It never starts a daemon where the unit's is or will be, and names the command that helps; after that it works."""
+    """zerodrun starts no daemon on a socket of the unit, running or not. It names a command, after which it works."""
     unit, path = service(job), f"/run/zerod/{job}.sock"
     config = {"listen": {"socket": path, "allow_groups": ["lab"], "admin_groups": ["zerod-admin"]}}
     systemd.configure(job, ONE_RANK | config)
@@ -488,7 +491,7 @@ def test_zerodrun_beside_the_unit(systemd, job):
     for options in ["--config", f"/etc/zerod/{job}.yaml"], ["--socket", path]:
         refused = zerodrun(*options)
         assert refused.returncode == os.EX_UNAVAILABLE and not systemd.path(path).exists()
-    assert zerodrun("--no-daemon", "--socket", path).returncode == 0  # its ranks may wait for the unit
+    assert zerodrun("--no-daemon", "--socket", path).returncode == 0  # its ranks may wait for the unit's daemon
     stale = f"/tmp/{job}.sock"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as s:
         s.bind(str(systemd.path(stale)))
@@ -520,7 +523,7 @@ def test_journal(systemd, job):
 
 @contextlib.contextmanager
 def nobody_is_refused(path):
-    """Connects there all the time, and always can."""
+    """Connects to the path all the time. No connection may be refused."""
     refused, n_connected, stop = [], 0, threading.Event()
 
     def knock():
@@ -545,8 +548,8 @@ def nobody_is_refused(path):
 
 def test_socket_activation(systemd, job):
     """
-    The first connection starts the daemon. The socket outlives one that crashes, is restarted or drained, so that nobody is
-    turned away; a stop of the service closes it, or a trainer that waits would start the daemon again, empty.
+    The first connection starts the daemon. The socket outlives a daemon that crashes, is restarted or drained, so that
+    no client is refused. A stop of the service closes it, because a waiting trainer would start an empty daemon.
     """
     unit, path = service(job), systemd.path(f"/run/zerod/{job}.sock")
     systemd.configure(job, ONE_RANK)
@@ -570,7 +573,7 @@ def test_socket_activation(systemd, job):
     wait_for("no training", lambda: status(systemd, job)["step"] > 2)
     pid = ranks(systemd, job)[0]
     systemd.ctl("stop", unit)
-    time.sleep(1)  # the trainer connects again and again
+    time.sleep(1)  # the trainer keeps trying to connect
     assert (systemd.state(unit), systemd.state(f"zerod@{job}.socket")) == ("inactive", "inactive")
     assert not path.exists()
     systemd.run("kill", "-KILL", pid, check=False)
@@ -578,7 +581,10 @@ def test_socket_activation(systemd, job):
 
 
 def test_restart_of_the_socket(systemd, job):
-    """A daemon has the socket that clients reach: it is restarted with the unit, keeps the run, and is stopped with it."""
+    """
+    A restart of the socket unit restarts the daemon, because it must have the socket that clients reach. The run is
+    kept. A stop of the socket unit stops the daemon.
+    """
     unit, socket_unit = service(job), f"zerod@{job}.socket"
     systemd.configure(job, ONE_RANK)
     systemd.ctl("start", socket_unit)
@@ -605,7 +611,7 @@ def restart_after_kill(systemd, unit):
 
 
 def test_kills_without_end(systemd, job):
-    """A daemon that dies again and again is started again and again, and clears away what the one before left."""
+    """A daemon that dies again and again is always restarted, and removes what its predecessor left."""
     unit = service(job)
     systemd.configure(job, ONE_RANK)
     systemd.ctl("start", unit)
@@ -629,14 +635,14 @@ def test_watchdog_blocked_loop(systemd, job):
     unit = service(job)
     systemd.configure(job, ONE_RANK, WATCHED)
     systemd.ctl("start", unit)
-    time.sleep(3 * WATCHDOG_S)  # with nothing to do it is no less alive
+    time.sleep(3 * WATCHDOG_S)  # an idle daemon counts as alive
     assert systemd.show(unit, "NRestarts") == "0"
     check_watchdog_fired(systemd, unit, systemd.kill_main(unit, signal.SIGSTOP))
     assert "0 of 1 ranks" in systemd.zerodctl(job, "status").stdout
 
 
 def test_frozen_daemon(systemd, job):
-    """zerodctl says so, and does not wait for the watchdog."""
+    """zerodctl reports a frozen daemon without waiting for the watchdog."""
     systemd.configure(job, ONE_RANK)
     systemd.ctl("start", service(job))
     pid, began = systemd.kill_main(service(job), signal.SIGSTOP), time.monotonic()
@@ -647,7 +653,7 @@ def test_frozen_daemon(systemd, job):
     assert "0 of 1 ranks" in systemd.zerodctl(job, "status").stdout
 
 
-# Stops single threads, as SIGSTOP cannot, until their process is gone. A thread that is traced has to be waited for.
+# Stops single threads, which SIGSTOP cannot, until their process ends. The tracer must wait for each thread.
 STOP_THREADS = """
 import ctypes, os, sys
 libc = ctypes.CDLL(None, use_errno=True)
@@ -683,7 +689,7 @@ def stopped_threads(pid, name):
 
 
 def test_watchdog_stuck_worker(systemd, job):
-    """The loop runs and answers, but the work that a trainer waits for does not get on."""
+    """The watchdog ends a daemon whose loop answers while its worker, for which a trainer waits, is stuck."""
     unit = service(job)
     systemd.configure(job, ONE_RANK, WATCHED)
     systemd.ctl("start", unit)
@@ -693,7 +699,7 @@ def test_watchdog_stuck_worker(systemd, job):
     with stopped_threads(systemd.main_pid_outside(unit), "zerod-worker"):
         assert "1 of 1 ranks" in systemd.zerodctl(job, "status").stdout
         check_watchdog_fired(systemd, unit, before)
-    # The trainer has noticed only a pause.
+    # The trainer has only noticed a pause.
     step = status(systemd, job)["step"]
     wait_for("it does not go on", lambda: status(systemd, job)["step"] > step)
     end_trainers(systemd, job, [trainer])
@@ -714,7 +720,7 @@ def end_trainers(systemd, job, trainers):
 
 
 def kept_memory(systemd, unit):
-    """Inodes of the memory that the daemon has mapped, by name."""
+    """Return: {name: inode} of the memory that the daemon has mapped."""
     found = {}
     for fd in Path(f"/proc/{systemd.main_pid_outside(unit)}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # a connection that was closed meanwhile
@@ -723,14 +729,14 @@ def kept_memory(systemd, unit):
 
 
 def held_by(systemd, unit):
-    """Open descriptors of the daemon, what the service manager keeps of it, and KiB of its own memory."""
+    """Return: the daemon's open descriptors, its stored descriptors, and KiB of its private memory."""
     pid = systemd.main_pid_outside(unit)
     own = re.search(r"RssAnon:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[1]
     return len(list(Path(f"/proc/{pid}/fd").iterdir())), int(systemd.show(unit, "NFileDescriptorStore")), int(own)
 
 
 def install_another(systemd, unit):
-    """As a package does: other files, daemon-reload, restart."""
+    """Installs other files, then daemon-reload and restart, as a package does."""
     old = systemd.run("sh", "-c", "command -v zerod").stdout.strip()
     systemd.run("install", "-D", old, "/run/new/zerod")
     folder = systemd.path(f"/run/units/{unit}.d")
@@ -745,8 +751,8 @@ def install_another(systemd, unit):
 
 def test_run_outlives_its_daemon(systemd, job, build, tmp_path):
     """
-    50 kills, starts that fail by configuration in between, daemon-reexec, a restart by hand, an upgrade: nobody who connects
-    is refused meanwhile, and what the daemon holds does not grow.
+    The run survives 50 kills, starts that fail by configuration in between, daemon-reexec, a manual restart and an
+    upgrade. Meanwhile no client is refused, and the daemon's resources do not grow.
     """
     unit, file = service(job), systemd.path(f"/etc/zerod/{job}.yaml")
     systemd.configure(job, {"world": {"size": 2}, "gradient_clipping": 1.0})
@@ -776,8 +782,8 @@ def outlive(systemd, job, unit, file):
         assert kept_memory(systemd, unit) == memory
         held.append(held_by(systemd, unit))
     fds, kept, own = zip(*held[5:])
-    assert median(fds[-15:]) - median(fds[:15]) <= 2, held  # connections of the knocker may be open now and then
-    # A daemon that trains longer than another has used more of its recorder's rings; it must not become more and more.
+    assert median(fds[-15:]) - median(fds[:15]) <= 2, held  # connections of nobody_is_refused() may be open
+    # Longer training uses more of the recorder's rings. The memory must not keep growing.
     assert min(kept) == max(kept) and median(own[-15:]) < median(own[:15]) * 1.2 + 256, held
     systemd.ctl("daemon-reexec")
     systemd.ctl("restart", unit)
@@ -791,8 +797,8 @@ def outlive(systemd, job, unit, file):
 
 def test_restart_with_a_wrong_file(systemd, job):
     """
-    systemctl restart fails, the run is held, and the mended file is taken without a further command: whether the file
-    cannot be read, or names a group that there is not, or a socket that another daemon has.
+    systemctl restart fails with a wrong file, and the run is kept. The corrected file is used without a further
+    command. The file cannot be read, or names an unknown group or a socket of another daemon.
     """
     unit, file = service(job), systemd.path(f"/etc/zerod/{job}.yaml")
     systemd.configure(job, ONE_RANK)
@@ -828,7 +834,7 @@ def test_restart_with_a_wrong_file(systemd, job):
 
 @pytest.mark.full
 def test_address_comes_free(systemd, job):
-    """A daemon that holds the state of a run tries again, and not often."""
+    """A daemon that has kept the state of a run tries to bind its socket again, at long intervals."""
     unit, file = service(job), systemd.path(f"/etc/zerod/{job}.yaml")
     systemd.configure(job, ONE_RANK)
     systemd.ctl("start", unit)
@@ -849,7 +855,7 @@ def two_that_train(systemd, job):
 
 
 def end_soon(trainers, said):
-    """The trainers end by themselves."""
+    """The trainers must end by themselves."""
     began = time.monotonic()
     for trainer in trainers:
         out, err = trainer.communicate(timeout=60)
@@ -859,7 +865,7 @@ def end_soon(trainers, said):
 
 @pytest.mark.parametrize("saves", [True, False], ids=["saves", "has no folder"])
 def test_stop_under_the_ranks(systemd, job, saves):
-    """After a restart the run goes on; a stop ends it: the ranks, and the journal, say so at once, and with what it begins again."""
+    """After a restart the run continues. A stop ends it, and ranks and journal say at once where the next begins."""
     unit, dir = service(job), f"/var/lib/zerod/{job}"
     systemd.configure(job, {"world": {"size": 2}} | ({"checkpoint": {"dir": dir}} if saves else {}))
     systemd.ctl("start", unit)
@@ -888,7 +894,7 @@ def test_stop_under_the_ranks(systemd, job, saves):
 
 
 def test_end_without_a_word(systemd, job):
-    """The daemon is killed, and systemd starts no other one: the ranks do not wait for one."""
+    """The daemon is killed, and systemd starts no other one. The ranks do not wait for one."""
     unit = service(job)
     systemd.configure(job, {"world": {"size": 2}}, "[Service]\nRestart=no\n")
     systemd.ctl("start", unit)
@@ -900,8 +906,8 @@ def test_end_without_a_word(systemd, job):
 
 def test_held_run_is_said_once(systemd, job):
     """
-    Ranks ask a daemon that cannot take their run over several times a second: it refuses each of them in the journal once.
-    `systemctl status` and zerodctl say the same cause.
+    Ranks ask a daemon that cannot adopt their run several times a second. The journal has one refusal for each rank,
+    and `systemctl status` and zerodctl report the same cause.
     """
     unit, file = service(job), systemd.path(f"/etc/zerod/{job}.yaml")
     systemd.configure(job, {"world": {"size": 2}})
@@ -927,11 +933,12 @@ def test_held_run_is_said_once(systemd, job):
     end_trainers(systemd, job, trainers)
 
 
-# ---- what is told to NOTIFY_SOCKET -----------------------------------------------------------------------------------------
+# ---- messages to NOTIFY_SOCKET
+# ---------------------------------------------------------------------------------------------
 
 
 class Listener:
-    """Receives what a service says, as systemd would; at READY=1 it connects at once."""
+    """Receives a service's messages like systemd. Connects to the service at READY=1."""
 
     def __init__(self, path, service):
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -969,7 +976,7 @@ class Listener:
 
 @pytest.fixture
 def notified(build):
-    """notified(config, env={}) -> daemon that was started, and a Listener to it."""
+    """notified(config, env={}) -> a started daemon, and a Listener to it."""
     with tempfile.TemporaryDirectory(prefix="zerod-") as folder:
         daemon, listener = None, Listener(Path(folder) / "notify", Path(folder) / "zerod.sock")
 
@@ -1004,7 +1011,7 @@ def test_transcript(notified, build):
 def test_no_watchdog_unless_asked(notified):
     daemon, listener = notified({"world": {"size": 1}})
     wait_for("it never said READY=1", lambda: listener.when("READY=1"))
-    time.sleep(2.5)  # a status is told at most every 2 s, and this one does not change
+    time.sleep(2.5)  # an unchanged status is not repeated after its interval of 2 s
     assert sum(line.startswith("STATUS=") for line in listener.lines()) == 1
     assert not listener.when("WATCHDOG=1")
     daemon.stop()
@@ -1018,6 +1025,6 @@ def test_not_ready_when_it_cannot_listen(notified):
 
 
 def test_log_goes_where_stderr_goes(zerod):
-    """JOURNAL_STREAM is inherited by programs whose stderr somebody has redirected since."""
+    """If stderr was redirected, the log goes there, although JOURNAL_STREAM is inherited."""
     daemon = zerod({"world": {"size": 1}}, env={"JOURNAL_STREAM": "1:2"})
     wait_for("nothing in its stderr", lambda: "zerod[test]: ready: job test" in daemon.err())

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""zerodctl top in a real terminal (tmux): what it shows in which size, keys, daemons that come and go, how it ends."""
+"""
+zerodctl top in a real terminal (tmux): its output at each size, keys, daemons that end and start, and its own end.
+"""
 
 import json
 import os
@@ -15,7 +17,7 @@ from tmux import Tmux
 
 SMALL = ["--layers", "2", "--width", "32", "--heads", "2", "--batch", "2", "--steps", "1000000"]
 FOOTER = "q quit"
-TROUBLE = "\x1b[31mred\x1b]0;title\x07 \x9b2J é \u202e€"  # a job whose name wants to be obeyed
+TROUBLE = "\x1b[31mred\x1b]0;title\x07 \x9b2J é \u202e€"  # a job name with control sequences, which must not act
 INSTEAD = "zerodctl status --watch"
 
 
@@ -47,7 +49,7 @@ def top(build, tmp_path):
 
 
 def answers(status=None, ranks=None):
-    """What a daemon of a few lines answers: the examples, with these changes."""
+    """Return: answers for a small test daemon: the examples with these changes."""
     given = {"status": json.loads(example("status")) | (status or {}),
              "ranks": ranks if ranks is not None else json.loads(example("ranks")),
              "diagnostics": json.loads(example("diagnostics"))}
@@ -80,7 +82,7 @@ def test_a_running_job_at_80_x_24(start, top):
 
 
 def test_all_that_status_has(path, top):  # noqa: F811
-    """Checkpoint, GPUs, missing gradients, a limit, a fault and an absent rank; nothing is cut at 80 columns."""
+    """At 80 columns nothing is cut: checkpoint, GPUs, missing gradients, a limit, a fault and an absent rank."""
     more = {"n_missing_steps": 3, "n_missing_params": 2, "replaced_ns": 5 * 10**9, "away_ns": 10**9, "n_daemons": 2}
     with daemon(path, answers(more)):
         text = top(path).wait_for(FOOTER)
@@ -110,7 +112,7 @@ def test_nodes(path, top):  # noqa: F811
 
 
 def test_a_lost_node_of_many(path, top):  # noqa: F811
-    """At 80 x 24 not all nodes fit; the one that is lost is shown, and ranks are."""
+    """At 80 x 24 not all nodes fit. The lost node is shown, and so are the ranks."""
     nodes = json.loads(example("status-nodes"))["nodes"]
     there = nodes["list"][0] | {"reached": True}
     nodes["list"] = [there | {"node": i, "address": f"10.0.0.{i}:7700"} for i in range(32)]
@@ -179,7 +181,7 @@ def test_a_diagnostic_and_help(path, top):  # noqa: F811
         terminal.wait_for("status 0")
 
 
-# ---- texts that want to be obeyed --------------------------------------------------------------------------------
+# ---- texts with control sequences --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("locale", ["C.UTF-8", "C", "no_SUCH.UTF-8"])
@@ -219,7 +221,7 @@ int main(void)
 
 
 def test_a_parameter_whose_name_has_escapes(zerod, top, build, tmp_path):
-    """As the real daemon sends it: its JSON has the escapes spelled out already."""
+    """A real daemon's JSON already contains the escapes of a parameter's name in printable form."""
     job = zerod({"world": {"size": 1}})
     rank = job.spawn(build.compile(PUSHES_TWICE, tmp_path / "pushes-twice"), rank=0)
     terminal = top(job.socket)
@@ -228,7 +230,7 @@ def test_a_parameter_whose_name_has_escapes(zerod, top, build, tmp_path):
     assert r"a\x1b[2Jb\xff" in terminal.wait_for("refusal 1 of 1"), rank.err()
 
 
-# ---- what happens meanwhile --------------------------------------------------------------------------------------
+# ---- events while top runs ---------------------------------------------------------------------------------------
 
 
 def test_a_rank_is_killed(start, top):
@@ -255,7 +257,7 @@ def test_resized(start, top):
 
 
 def test_the_daemon_is_replaced(start, top, build, tmp_path):
-    """It goes: top says so, and keeps showing what it knew. Another one comes on the same socket: top goes on."""
+    """When the daemon ends, top reports it and keeps the last answers. It continues with another daemon."""
     job = start(2)
     terminal = top(job.socket)
     terminal.wait_for("2 of 2 ranks attached")
@@ -272,7 +274,7 @@ def test_the_daemon_is_replaced(start, top, build, tmp_path):
 
 
 def test_a_daemon_that_is_stopped(start, top):
-    """It answers nothing: keys work, q ends at once, and the terminal says that there is no answer."""
+    """While the daemon does not answer, keys work, q ends top at once, and top shows that there is no answer."""
     job = start(1)
     terminal = top(job.socket)
     terminal.wait_for(FOOTER)
@@ -290,7 +292,7 @@ def test_a_daemon_that_is_stopped(start, top):
 
 
 def test_a_daemon_that_answers_nonsense(path, top):  # noqa: F811
-    """Other types than the schema's, and no objects at all, are shown as what is not there."""
+    """Values of other types than the schema's, and answers that are no objects, are shown as missing."""
     status = {"status": {"job": 7, "memory": [], "nodes": {"list": 3}, "time": "x", "groups": [None], "step": {}, "findings": [1]},
               "ranks": [1, None, {"rank": "x", "fault": 3}], "diagnostics": []}
     with daemon(path, lambda command: parts(json.dumps(status[command]))):
@@ -301,7 +303,7 @@ def test_a_daemon_that_answers_nonsense(path, top):  # noqa: F811
 
 
 def state_of(terminal):
-    """What a program may leave behind: modes of the line, the other screen, no cursor, keys that send something else."""
+    """Return: state that a program may leave: terminal modes, the alternate screen, no cursor, other keys."""
     return [terminal.ask(v) for v in ("alternate_on", "cursor_flag", "keypad_flag", "keypad_cursor_flag", "insert_flag",
                                       "mouse_any_flag", "wrap_flag")]
 
@@ -350,7 +352,7 @@ def test_suspended_and_continued(path, top):  # noqa: F811
         terminal.wait_for(lambda text: FOOTER not in text)
 
 
-# ---- terminals that cannot, and none -----------------------------------------------------------------------------
+# ---- terminals without the features of top, and none -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("env, colored", [({}, True), ({"NO_COLOR": "1"}, False), ({"NO_COLOR": ""}, True), ({"TERM": "vt100"}, False)])
@@ -384,7 +386,7 @@ def test_no_terminal(path):  # noqa: F811
 
 
 def test_no_daemon(path, top):  # noqa: F811
-    """At the beginning that is an error, as of any command."""
+    """Without a daemon at the start, top fails like any command."""
     text = top(path, 200, 24).wait_for("status 69")
     assert f"zerodctl: no daemon on {path}: connect: No such file or directory" in text
 

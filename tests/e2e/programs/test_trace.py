@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-zerodctl trace: what a real job did stands on the right tracks and in the right order, the traces of two nodes lie over
-one another, and a job that stalls or aborts leaves a trace by itself.
+zerodctl trace: the events of a real job are on the right tracks and in the right order, the traces of two nodes fit
+each other, and a job that stalls or aborts writes a trace by itself.
 """
 
 import json
@@ -16,7 +16,7 @@ from conftest import environment, wait_for
 from nodes import Nodes
 from test_zerodctl import daemon, path, zerodctl  # noqa: F401
 
-# Two buckets at least, so that parcels differ.
+# At least two buckets, so that parcels differ.
 SMALL = ["--layers", "2", "--width", "32", "--heads", "2", "--batch", "2", "--micro-batches", "2"]
 CONFIG = {"zero_optimization": {"stage": 2, "reduce_bucket_size": 20000}}
 
@@ -32,7 +32,7 @@ def trace_of(job, *args):
 
 
 class Timeline:
-    """The events of one node by the names of their tracks."""
+    """The events of one node, by the names of their tracks."""
 
     def __init__(self, trace, node=0):
         pid = 4194305 + node
@@ -61,7 +61,9 @@ def end(event):
 
 
 def check_format(trace):
-    """As the Trace Event Format demands it: required keys, and spans of a track are apart or one within the other."""
+    """
+    Checks the rules of the Trace Event Format: required keys, and spans of a track that are either disjoint or nested.
+    """
     assert isinstance(trace["traceEvents"], list) and trace["displayTimeUnit"] == "ms"
     open_spans = defaultdict(list)
     for e in sorted((e for e in trace["traceEvents"] if e["ph"] == "X"), key=lambda e: (e["ts"], -e["dur"])):
@@ -103,7 +105,7 @@ def test_of_a_running_job(zerod):
             assert len(reduces) == 2 and len(updates) == 1
             assert end(reduces[-1]) <= decided[0]["ts"] + 0.001 <= updates[0]["ts"] + 0.002
             assert end(updates[0]) <= end(decided[0])
-    # Each sum of the closed steps has an arrow from within a backward: the push that it waited for.
+    # Each sum of the closed steps has an arrow from a backward, from the push for which the sum waited.
     n_sums = sum(len(line.of(parcel, "reduce", step)) for parcel in line.parcels for step in range(first, last + 1))
     assert line.starts.keys() == line.ends.keys() and len(line.ends) >= n_sums
     for number, a in line.starts.items():
@@ -130,7 +132,7 @@ def test_an_empty_trace(zerod):
 
 @pytest.mark.threads
 def test_of_several_nodes(zerod, build, tmp_path):
-    """Each daemon traces its own node; laid over one another, the same commit is at the same time."""
+    """Each daemon traces its own node. In the merged trace, both nodes commit a step at the same time."""
     nodes = Nodes(zerod, tmp_path, [1, 1], CONFIG)
     ranks = [nodes.spawn(build.path("tests/example/zerod-example"), *SMALL, "--steps", "20", rank=rank) for rank in range(2)]
     assert [rank.wait() for rank in ranks] == [0, 0]
@@ -145,10 +147,10 @@ def test_of_several_nodes(zerod, build, tmp_path):
               if a["args"]["step"] == b["args"]["step"]]
     assert len(shared) == 8
     middle = sorted(abs(end(a) - end(b)) for a, b in shared)[len(shared) // 2]
-    assert middle < 5e4 * build.patience  # microseconds; without the shift it would be the daemons' distance
+    assert middle < 5e4 * build.patience  # microseconds; without the shift, the distance of the daemons' starts
 
 
-# ---- traces that nobody asked for --------------------------------------------------------------------------------
+# ---- traces without a request ------------------------------------------------------------------------------------
 
 
 def abort(job):
@@ -160,7 +162,7 @@ def test_an_abort_leaves_a_trace(zerod, tmp_path):
     train(job)
     wait_for("the job does not train", lambda: job.status()["step"] >= 5)
     abort(job)
-    job.ctl("abort-step", check=False)  # within the same 10 s: part of the same story
+    job.ctl("abort-step", check=False)  # within the same 10 s, so it gets no trace of its own
     wait_for("no trace is written", lambda: "trace of the last steps" in job.log())
     files = list(tmp_path.glob("*.trace.json"))
     assert len(files) == 1 and re.fullmatch(r"test-node0-step\d+-E1302-\d+\.trace\.json", files[0].name)
@@ -182,7 +184,7 @@ def test_a_stall_leaves_a_trace(zerod, tmp_path):
 
 
 def test_a_folder_that_cannot_be_written(zerod, tmp_path):
-    """Training goes on; one line says why there is no trace."""
+    """If the trace folder cannot be written, training continues, and one line has the reason."""
     job = zerod(CONFIG | {"diagnostics": {"trace_dir": str(tmp_path / "missing")}})
     train(job)
     wait_for("the job does not train", lambda: job.status()["step"] >= 5)
@@ -192,7 +194,7 @@ def test_a_folder_that_cannot_be_written(zerod, tmp_path):
     wait_for("the job does not go on", lambda: job.status()["step"] > step + 2)
 
 
-# ---- what users may get wrong ------------------------------------------------------------------------------------
+# ---- errors of users ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.quick

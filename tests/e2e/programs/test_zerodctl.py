@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""zerodctl against a daemon of a few lines that answers with what test-status prints; plan; the JSON Schemas."""
+"""zerodctl with a small test daemon that sends the output of test-status; plan; the JSON Schemas."""
 
 import json
 import mmap
@@ -37,7 +37,7 @@ def zerodctl(*args, cwd=None, **env):
 
 
 def example(name):
-    """The output of the daemon's own code for this example."""
+    """Return: the output of the daemon's own code for this example."""
     return subprocess.run([TEST_STATUS, "--print", name], capture_output=True, check=True).stdout.decode().strip()
 
 
@@ -50,7 +50,7 @@ def validator(name):
     return jsonschema.Draft202012Validator(schema, registry=registry)
 
 
-# ---- a daemon of a few lines -----------------------------------------------------------------------------
+# ---- a small test daemon ---------------------------------------------------------------------------------
 
 
 def varint(n):
@@ -62,7 +62,7 @@ def varint(n):
 
 
 def field(number, value):
-    """A protobuf field: an integer, or bytes."""
+    """Return: a protobuf field with an integer or bytes."""
     if isinstance(value, int):
         return varint(number << 3) + varint(value)
     value = value.encode() if isinstance(value, str) else value
@@ -70,7 +70,7 @@ def field(number, value):
 
 
 def fields(data):
-    """The other way round: {number: value}, the last value of each number."""
+    """Parses protobuf fields. Return: {number: value} with the last value of each number."""
     out, i = {}, 0
 
     def number():
@@ -116,7 +116,7 @@ def refused(code, text):
 
 @contextmanager
 def daemon(path, answer, greet=welcome):
-    """answer(command) yields packets; None: say nothing, and close."""
+    """A test daemon. answer(command) yields packets; None closes the connection without an answer."""
     seen = []
 
     def serve(connection):
@@ -177,7 +177,7 @@ def test_the_daemons_json_fits_its_schema(name, schema):
 
 @pytest.mark.parametrize("name", ["status", "ranks", "stacks", "params", "diagnostics"])
 def test_schemas_notice(name):
-    """A key that goes away, comes, or changes its type is noticed, in every object."""
+    """The schema detects a missing or additional key and a changed type in every object."""
     check = validator(name)
     value = json.loads(example(name))
 
@@ -222,7 +222,7 @@ def test_every_key_is_described():
             assert "additionalProperties" in sub or sub.get("type") != "object", where
 
 
-# ---- what people see -------------------------------------------------------------------------------------
+# ---- output for people -----------------------------------------------------------------------------------
 
 
 def test_status(path):
@@ -378,7 +378,7 @@ def test_watch(path):
     assert result.returncode == os.EX_UNAVAILABLE
     assert "has closed the connection" in result.stderr
     assert result.stdout.count("pretrain: training") == 3
-    assert [kind for kind, _ in seen].count("hello") == 4  # none is kept while nothing is asked
+    assert [kind for kind, _ in seen].count("hello") == 4  # connections are not kept between questions
 
 
 def test_watch_json_is_a_line_each(path):
@@ -435,7 +435,7 @@ def test_not_allowed(path):
 
 
 def test_not_allowed_by_the_file():
-    """Root is allowed everything, so it becomes nobody for this."""
+    """A user that may not connect is told who may. Root becomes nobody for this test."""
     become = {"user": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
     with tempfile.TemporaryDirectory() as directory:
         os.chmod(directory, 0o755)
@@ -509,7 +509,7 @@ def test_commands_that_are_mistyped(typed, meant):
 
 
 def own_report():
-    """The example, with processes that exist: ours."""
+    """Return: the example report with the pids of existing processes."""
     value = json.loads(example("report"))
     value["status"]["pid"] = os.getpid()
     value["ranks"][0]["pid"] = os.getppid()
@@ -590,7 +590,7 @@ def test_table_1_of_the_zero_paper(ranks):
         exact = {1: 4 * p + 12 * p / ranks, 2: 2 * p + 14 * p / ranks, 3: 16 * p / ranks}[stage] / 1e9
         assert gb == pytest.approx(exact, rel=1e-12)
         printed = TABLE_1[ranks][i]
-        # The paper rounds the first model and cuts the others; fractions are as many digits as it prints.
+        # The paper rounds the first model and truncates the others, to the digits that it prints.
         digits = len(str(printed).partition(".")[2])
         if params == "7.5e9":
             assert abs(gb - printed) <= 0.5 * 10**-digits + 1e-9
@@ -601,7 +601,7 @@ def test_table_1_of_the_zero_paper(ranks):
 def test_plan_bytes():
     value = plan("--params", "64e6", "--ranks", 4, "--stage", 1)
     elems, classes = 64_000_000, value["bytes_by_class"]
-    assert classes["state"] == pytest.approx(2 * 4 * elems, rel=0.02)       # fp32 weights are their own masters
+    assert classes["state"] == pytest.approx(2 * 4 * elems, rel=0.02)       # fp32 weights are also the master weights
     assert classes["gradient"] == pytest.approx(4 * elems, rel=0.02)
     assert classes["weights"] == pytest.approx(4 * elems, rel=0.02)
     assert classes["overflow"] == pytest.approx(4 * 4 * elems, rel=0.02)
@@ -617,7 +617,7 @@ def test_plan_bytes():
 
 
 def test_plan_of_models_whose_tables_would_not_fit():
-    """Large ones are continued from smaller ones, and that without a step."""
+    """Models too large for tables are extrapolated from smaller ones, without a step."""
     per_param = []
     for params in (1e9, 4e9, 16e9, 64e9, 256e9, 1e12):
         value = plan("--params", params, "--ranks", 64, "--stage", 3)
@@ -632,7 +632,7 @@ def test_plan_with_a_configuration(tmp_path):
                     "zero_optimization: {stage: 1, reduce_bucket_size: 1000}\noptimizer: {type: SGD}\n")
     value = plan("--config", file, "--params", 10_500)
     assert (value["ranks"], value["stage"], value["n_buckets"], value["bucket_elems"]) == (2, 1, 11, 1000)
-    assert value["bytes_by_class"]["state"] < 4096 + 1   # plain SGD with fp32 weights keeps nothing
+    assert value["bytes_by_class"]["state"] < 4096 + 1   # plain SGD with fp32 weights has no state
     assert plan("--config", file, "--params", 10_500, "--stage", 3, "--ranks", 8)["ranks"] == 8
     file.write_text("world: {size: 0}\n")
     result = zerodctl("plan", "--config", file, "--params", 1)
@@ -640,7 +640,7 @@ def test_plan_with_a_configuration(tmp_path):
 
 
 def test_plan_of_models_on_gpus(tmp_path):
-    """A ring for all gradients of a micro-batch, unless the file wants as little as goes."""
+    """On GPUs the ring has room for all gradients of a micro-batch, unless the file asks for the minimum."""
     host, gpus = (plan("--params", "64e6", "--ranks", 2, "--dtype", "bf16", *more) for more in ((), ("--offload",)))
     assert (host["bucket_elems"], host["offload"], gpus["bucket_elems"], gpus["offload"]) == (500_000, False, 50_000_000, True)
     assert host["bytes_by_class"]["ring"] == pytest.approx(2 * 5 * 2 * 500_000, rel=0.02)
@@ -669,7 +669,9 @@ def test_plan_for_people():
 
 
 def test_plan_of_muon(tmp_path):
-    """Matrices have no exp_avg_sq; the seconds are those of this machine, and of the longest matrix at least."""
+    """
+    Matrices have no exp_avg_sq. The seconds are measured on this machine, and are at least those of the largest matrix.
+    """
     file, args = tmp_path / "job.yaml", ("--params", "100k", "--matrices", "64x512x2,512x64")
     file.write_text("listen: {socket: /run/p.sock}\nworld: {size: 2}\nthreads: 8\noptimizer: {type: Muon}\n")
     value, muon = plan("--config", file, "--params", "100k"), plan("--config", file, *args)
@@ -683,7 +685,7 @@ def test_plan_of_muon(tmp_path):
     shown = zerodctl("plan", "--config", file, *args).stdout
     assert re.search(r"muon: [\d.]+ Gflop for each step, for 3 matrices of 0.0983 million elements\nabout [\d.e-]+ s on 8 "
                      r"threads of [\d.]+ Gflop/s each, as just measured", shown)
-    for node, n_matrices in enumerate((2, 1)):  # of three buckets
+    for node, n_matrices in enumerate((2, 1)):  # three buckets
         file.write_text(f"listen: {{socket: /run/p.sock}}\noptimizer: {{type: Muon}}\n"
                         "collective: gloo\nzero_optimization: {reduce_bucket_size: 32768}\n"
                         f"world: {{size: 2, node: {node}, key_file: /k, nodes: [{{address: 'a:1', ranks: 1}}, "
@@ -718,7 +720,7 @@ def test_plan_usage(args):
 
 
 def fetch(path, *command):
-    """The answer, which must fit its schema."""
+    """Return: the answer, which must fit its schema."""
     result = zerodctl("--json", "--socket", path, *command)
     assert result.returncode == 0, result.stderr
     value = json.loads(result.stdout)
@@ -728,7 +730,7 @@ def fetch(path, *command):
 
 @contextmanager
 def real_daemon(directory, size):
-    """A daemon that is waited for until it listens, and ended afterwards; yields process and socket."""
+    """Starts a daemon, waits until it listens, and yields its process and socket. Stops it afterwards."""
     path = directory / "z"
     config = directory / "job.yaml"
     config.write_text(f"job: live\nlisten: {{socket: {path}}}\nworld: {{size: {size}}}\n"
@@ -760,7 +762,7 @@ def test_real_daemon_without_trainers(tmp_path):
 
 
 def test_real_daemon_in_training(tmp_path):
-    """While two ranks train, the answers fit their schemas, agree with each other, and move on."""
+    """While two ranks train, the answers fit their schemas, agree with each other, and advance."""
     zerodrun = BUILD / "client" / "run" / "zerodrun"
     trainer = BUILD / "tests/example/zerod-example"
     small = ["--layers", "2", "--width", "32", "--heads", "2", "--batch", "2", "--steps", "1000000"]
@@ -790,7 +792,7 @@ def test_real_daemon_in_training(tmp_path):
         if word not in ("overflow", "total"):
             assert class_["held_bytes"] <= 1.02 * class_["planned_bytes"] + 2**24, word
     assert [rank["rank"] for rank in ranks] == [0, 1] and all(rank["attached"] for rank in ranks)
-    behind = sum(rank["behind_total_ns"] for rank in ranks)  # of two ranks one is behind, for as long as the other waits
+    behind = sum(rank["behind_total_ns"] for rank in ranks)  # one of two ranks is behind as long as the other waits
     assert before["time"]["wait"]["total_ns"] <= behind <= after["time"]["wait"]["total_ns"]
     assert {param["name"] for param in params} >= {"blocks.0.norm1.bias"}
     assert all(param["n_steps"] >= 5 and param["grad_norm"] >= 0 for param in params)
@@ -818,7 +820,7 @@ def test_man_page_names_what_help_names():
 
 
 def test_explain_without_torch(build, tmp_path):
-    """python -m zerod is zerodctl, and a log is read where no torch is."""
+    """python -m zerod is zerodctl. explain reads a log without torch."""
     for name in ("torch", "numpy"):
         (tmp_path / f"{name}.py").write_text("raise ImportError(f'{__name__} is imported')\n")
     log = ROOT / "tests/explain/ready-once-reentrant.txt"
@@ -830,7 +832,7 @@ def test_explain_without_torch(build, tmp_path):
 
 
 def test_explain_ends(build, tmp_path):
-    """Also of a FIFO that nobody writes to, and of a device without an end; a pipe is read."""
+    """explain ends even with a FIFO without a writer and with an endless device. It can read a pipe."""
     zerodctl = build.folder / "client/ctl/zerodctl"
     os.mkfifo(tmp_path / "fifo")
     for name, code in ((tmp_path / "fifo", os.EX_DATAERR), ("/dev/zero", os.EX_NOINPUT)):

@@ -30,7 +30,7 @@ TIMEOUT = 60
 
 @pytest.fixture
 def env(tmp_path):
-    """An environment without anything that a run of ours might have left in it."""
+    """An environment without variables of other runs."""
     clean = {k: v for k, v in os.environ.items() if not re.match(r"(ZEROD_|RANK$|WORLD_|LOCAL_|MASTER_|OMP_|SLURM_)", k)}
     clean["XDG_RUNTIME_DIR"] = str(tmp_path)
     return clean
@@ -71,7 +71,7 @@ def alive(pid):
 
 
 def pids_in(directory, n):
-    """Pids that n ranks have written to files pid.RANK."""
+    """Waits for the files pid.RANK of n ranks. Return: the pids in them."""
     files = [directory / f"pid.{i}" for i in range(n)]
     wait_for("ranks did not start", lambda: all(f.exists() and f.read_text().endswith("\n") for f in files))
     return [int(f.read_text()) for f in files]
@@ -123,7 +123,7 @@ def test_environment_is_overridden_and_kept(env):
 
 
 def test_environments_of_all_sizes_are_kept():
-    """Where zerodrun's copy has to grow for the last variable, too."""
+    """Environments of all sizes are complete, also if zerodrun's copy must grow for the last variable."""
     for n in range(40, 72):
         more = {f"VARIABLE_{i}": str(i) for i in range(n)}
         result = run(["--no-daemon", "--socket", "/tmp/job.sock", "-q", "--", "/usr/bin/env"], more)
@@ -163,7 +163,7 @@ def test_prefixes_and_streams(env):
 
 
 def test_lines_stay_whole(env):
-    """Ranks that write in small pieces at the same time do not mix their words."""
+    """Lines of ranks that write in small pieces at the same time do not mix."""
     code = """
 import os, sys
 rank = os.environ["RANK"]
@@ -190,7 +190,7 @@ os.write(1, b"y" * 200000 + b"\n")
 """
     process = subprocess.run([ZERODRUN, "-q", "--no-daemon", *python(code)], env=env, capture_output=True,
                              timeout=TIMEOUT)
-    # A log has no use for each state of a bar; its last one tells how far the rank came.
+    # A log keeps only the last state of a progress bar, which shows how far the rank came.
     assert process.stdout == b"[0] done\n[0] " + b"y" * 200000 + b"\n"
     code = 'printf "kept\\r\\n\\r10%%|#  |\\r20%%|## |" >&2; kill -9 $$'
     assert run(["-q", "--no-daemon", *shell(code)], env).stderr == "[0] kept\n[0] 20%|## |\n"
@@ -220,7 +220,7 @@ draw("100%|###|\\nend\\n")  # the line below it tells at once that the bar is fi
 
 
 def draw(env, tmp_path, height):
-    """Two ranks with a bar each. Return: their terminal, and the function with which a rank does its next act."""
+    """Starts two ranks with a bar each. Return: their terminal, and a function for a rank's next action."""
     terminal = Terminal([ZERODRUN, "-q", "-n", "2", "--no-daemon", *python(DRAW), tmp_path], {**env, "NO_COLOR": "1"},
                         height)
 
@@ -232,7 +232,7 @@ def draw(env, tmp_path, height):
 
 
 def test_bars_on_a_terminal(env, tmp_path):
-    """Each rank's bar keeps a row, with one prefix, below all finished lines."""
+    """Each rank's bar keeps its row, with one prefix, below all finished lines."""
     terminal, act = draw(env, tmp_path, 24)
     act("begin.1", "[1] 0%|   |")
     act("begin.0", "[1] 0%|   |", "[0] 0%|   |")
@@ -256,21 +256,21 @@ for epoch in tqdm.tqdm(range(2), desc="epoch", bar_format="{desc} {n}", mininter
 
 
 def test_bars_below_each_other(env):
-    """As tqdm draws them, with one prefix each: a pipe gets the last state of the one that stays."""
+    """Nested bars of tqdm have one prefix each. A pipe gets only the last state of the bar that stays."""
     pytest.importorskip("tqdm")
     result = run(["-q", "--no-daemon", *python(NESTED)], env)
     assert (result.returncode, result.stderr) == (0, "[0] a word\n[0] a word\n[0] epoch 2\n")
     terminal, states = Terminal([ZERODRUN, "-q", "--no-daemon", *python(NESTED)], {**env, "NO_COLOR": "1"}), []
     while terminal.read():
         states.append(terminal.screen.lines())
-    # One read may have several of them, of which the last one is seen.
+    # One read may contain several states; only the last one is seen.
     seen = {tuple(re.sub(r"(batch) \d", r"\1", line) for line in state) for state in states}
     assert {("[0] epoch 0", "[0] batch"), ("[0] a word", "[0] epoch 1", "[0] batch")} <= seen, states
     assert terminal.end() == ["[0] a word", "[0] a word", "[0] epoch 2"]
 
 
 def test_finished_bar_does_not_wait(env, tmp_path):
-    """A bar above a possible other one is at its end when nothing comes."""
+    """The last state of a bar that a nested bar might follow is printed when no more output comes."""
     code = f'printf "\\r9%%\\n" >&2; while [ ! -e {tmp_path}/end ]; do sleep 0.05; done'
     process = start(["-q", "--no-daemon", *shell(code)], env)
     assert process.stderr.readline() == "[0] 9%\n"
@@ -279,7 +279,7 @@ def test_finished_bar_does_not_wait(env, tmp_path):
 
 
 def test_bars_on_a_low_terminal(env, tmp_path):
-    """A bar without room is shown when there is room."""
+    """A bar for which there is no room is shown as soon as there is room."""
     terminal, act = draw(env, tmp_path, 2)
     act("begin.1", "[1] 0%|   |")
     (tmp_path / "begin.0").touch()
@@ -293,7 +293,7 @@ def test_bars_on_a_low_terminal(env, tmp_path):
 
 
 def test_bar_of_a_narrow_terminal(env):
-    """It takes one row, however long it is. A bar that its program blanks leaves none."""
+    """A bar uses one row, however long it is. A bar that its program erases leaves no row."""
     code = 'printf "\\r10%%%100s" "" ; sleep 0.2; printf "\\r20%%%100s\\r%100s\\r"; [ $RANK = 0 ] || echo end'
     terminal = Terminal([ZERODRUN, "-q", "-n", "2", "--no-daemon", *shell(code)], {**env, "NO_COLOR": "1"}, width=40)
     assert terminal.end() == ["[1] end"]
@@ -327,7 +327,7 @@ def test_quiet(env):
 
 
 def test_slow_reader_bounds_memory_and_not_signals(env, tmp_path):
-    """Nobody reads: the ranks are stopped by their pipes, zerodrun stays small and still passes signals on."""
+    """If nobody reads, the ranks block on their pipes. zerodrun stays small and forwards signals."""
     code = f"""
 import os, signal
 def usr1(*_):
@@ -383,7 +383,7 @@ def test_reader_that_goes_away_does_not_end_the_run(env, tmp_path):
     assert (tmp_path / "end").read_text() == "ok\n"
 
 
-# ---- what several processes say alike --------------------------------------------------------------------
+# ---- equal texts of several processes --------------------------------------------------------------------
 
 MISTAKE = """
 import os
@@ -398,26 +398,26 @@ opt.step()
 
 
 def run_mistake(env, tmp_path, alike, *options):
-    """A program whose ranks convert the model, those of `alike` to float16."""
+    """Runs a program whose ranks convert the model to another dtype, those in `alike` to float16."""
     pytest.importorskip("torch")
     program = tmp_path / "mistake.py"
     program.write_text(MISTAKE.replace("ALIKE", repr(alike)))
     env = env | Build(BUILD).preload()
     env |= {"PYTHONPATH": str(ROOT / "client/python"), "ZEROD_LIBRARY": str(BUILD / "client/libzerod.so")}
-    # SIGTERM, for the second of them, must not come before its text.
+    # The second rank must not get SIGTERM before it has printed its text.
     return run(["-n", 2, "--zerod", ZEROD, *options, "--", sys.executable, "-c",
                 "import runpy, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
                 f"runpy.run_path({str(program)!r})"], env)  # fmt: skip
 
 
 def texts(result):
-    """The lines of each process, without prefixes."""
+    """Return: the lines of each process without prefixes."""
     lines = [re.match(r"\[(\w+)\] (.*)", line) for line in result.stderr.splitlines()]
     return {name: [m[2] for m in lines if m and m[1] == name] for name in ("0", "1", "zerod")}
 
 
 def test_same_mistake_of_all_ranks(env, tmp_path):
-    """The cause stands once, each headline with its rank stands, and --tee has all lines."""
+    """The common cause is printed once, and each rank's headline. --tee has all lines."""
     result = run_mistake(env, tmp_path, (0, 1), "--tee", tmp_path / "logs")
     said = texts(result)
     cause = "  got            weight is torch.float16 on cpu in memory of its own, seen at mistake.py:9"
@@ -434,7 +434,7 @@ def test_same_mistake_of_all_ranks(env, tmp_path):
 
 
 def test_different_mistakes_of_ranks(env, tmp_path):
-    """One line differs: the texts of both ranks stand."""
+    """If one line differs, the texts of both ranks are printed completely."""
     result = run_mistake(env, tmp_path, (0,))
     assert result.returncode == 1
     for dtype in "float16", "float64":
@@ -456,7 +456,7 @@ raise error
 
 
 def test_same_traceback_with_a_process_group(env, tmp_path):
-    """Torch's hook puts the rank before each line of a traceback: it stands once, and --tee has what was printed."""
+    """torch's hook puts the rank before a traceback's lines. It is printed once, and --tee has the original."""
     pytest.importorskip("torch")
     program = tmp_path / "group.py"
     program.write_text(GROUP)
@@ -476,7 +476,7 @@ def test_same_traceback_with_a_process_group(env, tmp_path):
 
 @pytest.mark.parametrize("is_one", [True, False], ids=["one file", "two"])
 def test_standard_error_elsewhere(env, tmp_path, is_one):
-    """What stands in another file is not above."""
+    """A text that another rank wrote to another file is not referred to as being above."""
     code = """
 import os, sys, time
 while os.environ["RANK"] == "1" and not os.path.exists(os.environ["SAID"]):
@@ -492,7 +492,7 @@ open(os.environ["SAID"], "w").close()
 
 
 def test_slow_repetition_is_not_held(env):
-    """Lines that could become a repetition come without the rest, when the rest does not come."""
+    """The beginning of a possible repetition is printed without its rest if the rest does not come."""
     code = """
 import os, sys, time
 print("E1001 x\\n  first\\n  second", flush=True)
@@ -513,7 +513,7 @@ time.sleep(1 if os.environ["RANK"] == "0" else 60)
 
 
 def test_tee(env, tmp_path):
-    """A process's output without prefixes, in a folder that is made; the next run's goes behind it."""
+    """--tee creates the folder and writes each process's output without prefixes. The next run appends."""
     logs = tmp_path / "logs" / "of" / "it"
     options = ["-n", 2, "--tee", logs, "--color", "always", "--restarts", 1, "--zerod", fake_zerod(tmp_path)]
     code = 'echo out $RANK; printf "\\r1%%\\r2%%\\n" >&2; [ $RANK = 0 ] || [ $ZEROD_RESTART_COUNT = 1 ]'
@@ -538,7 +538,7 @@ def test_tee_that_cannot_be(env, tmp_path):
 
 
 def test_tee_to_a_full_disk(env, tmp_path):
-    """Said once; the run goes on."""
+    """A full disk is reported once, and the run continues."""
     (tmp_path / "rank0.log").symlink_to("/dev/full")
     result = run(["-q", "--no-daemon", "--tee", tmp_path, *shell("echo a; sleep 0.1; echo b")], env)
     assert (result.returncode, result.stdout) == (0, "[0] a\n[0] b\n")
@@ -562,7 +562,7 @@ def test_first_failure_counts(env):
 
 
 def last_line(result):
-    """What zerodrun says at its end, without the time."""
+    """Return: zerodrun's last line, without the time."""
     assert result.stderr.endswith("\n")
     line = result.stderr.splitlines()[-1]
     assert re.match(r"zerodrun: failed after \d+\.\d s(, interrupted)?: ", line), line
@@ -570,7 +570,7 @@ def last_line(result):
 
 
 def test_first_failure_counts_whose_output_ends_later(env, tmp_path):
-    """A helper of rank 0 still holds its output when rank 1 has failed, too."""
+    """The first failure decides, although a helper of that rank still has the output open when the other rank fails."""
     code = f"""
 if [ $RANK = 0 ]; then setsid sleep 30 & echo $! > {tmp_path}/pid.0; touch {tmp_path}/failed; exit 7; fi
 until [ -e {tmp_path}/failed ]; do sleep 0.02; done
@@ -589,7 +589,7 @@ import faulthandler, numpy, threading, time
 threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
 faulthandler._sigsegv()
 """
-# With the dumps of two threads and the modules. A shell would add its own words about the signal.
+# With the dumps of two threads and the list of modules. A shell would print its own message about the signal.
 CRASHES = shlex.join([sys.executable, "-c", f"import subprocess, sys\nsubprocess.run([sys.executable, '-X', 'faulthandler', '-c', {CRASH!r}])"]) + "; exit 1"
 
 
@@ -732,7 +732,7 @@ def test_second_sigint_kills(env, tmp_path):
 
 
 def test_terminal_ctrl_c_arrives_once(env, tmp_path):
-    """A terminal signals its whole foreground group; the ranks are not in it."""
+    """A terminal signals its whole foreground group, to which the ranks do not belong. Each rank gets SIGINT once."""
     process = start(["-n", 2, "--no-daemon", *python(CATCH), tmp_path], env, start_new_session=True)
     pids_in(tmp_path, 2)
     os.killpg(process.pid, signal.SIGINT)
@@ -765,7 +765,7 @@ def test_stranger_that_holds_the_output_does_not_hold_the_run(env, tmp_path):
     assert run(["--no-daemon", "-q", *shell(code)], env, stdout=subprocess.DEVNULL,
                stderr=subprocess.DEVNULL).returncode == 0
     assert time.monotonic() - began < 20
-    # setsid forks when it leads a group: the sleeper is whoever has its own session now.
+    # setsid forks if it leads a group, so the sleeper is the process with its own session.
     for pid in pids_in(tmp_path, 1):
         if alive(pid):
             os.kill(pid, signal.SIGKILL)
@@ -915,7 +915,7 @@ def test_daemon_dies_under_the_ranks(env, tmp_path):
 
 
 def test_daemon_outlives_the_ranks_interrupt(env, tmp_path):
-    """Ctrl-C: the ranks get it, the daemon is stopped only after them."""
+    """After Ctrl-C the ranks get the signal, and the daemon is stopped only after them."""
     zerod = fake_zerod(tmp_path)
     process = start(["-n", 2, "--zerod", zerod, *python(CATCH), tmp_path], env, start_new_session=True)
     pids_in(tmp_path, 2)
@@ -944,7 +944,7 @@ def test_daemon_dies_with_zerodrun(env, tmp_path):
 
 
 def test_running_daemon_is_used(zerod, env):
-    """The running daemon's configuration sets the number of ranks. test_resize.py: a run's, which -n may change."""
+    """The running daemon's configuration sets the number of ranks. For a run's, which -n may change: test_resize.py."""
     daemon = zerod({"world": {"size": 3}})
     to_it = ["--socket", daemon.socket, "--zerod", "/nowhere/zerod"]
     result = run([*to_it, *python(CONNECT)], env)
@@ -958,7 +958,7 @@ def test_running_daemon_is_used(zerod, env):
 
 
 def test_busy_daemon_is_no_missing_one(env, tmp_path):
-    """Its queue is full: zerodrun waits for it, and starts none of its own."""
+    """A daemon with a full queue counts as running: zerodrun waits for it and starts no other one."""
     path = tmp_path / "job.sock"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as s, contextlib.ExitStack() as clients:
         s.bind(str(path))
@@ -977,7 +977,7 @@ def test_busy_daemon_is_no_missing_one(env, tmp_path):
 
 
 def test_running_daemon_of_a_further_job(zerod, env, tmp_path):
-    """It has as many ranks here as the first job has, but others on another node."""
+    """A second job whose daemon has ranks on another node too, unlike the first job's, is refused."""
     nodes = [{"address": f"127.0.0.1:{port}", "ranks": 2} for port in free_ports(2)]
     first = zerod({"world": {"size": 2}})
     second = zerod({"collective": "gloo", "world": {"size": 4, "node": 0, "key_file": str(make_key(tmp_path)),
@@ -1027,7 +1027,7 @@ def test_ranks_as_configured(env, tmp_path):
 
 
 def two_nodes(tmp_path, node, ports=(7700, 7700), ranks=(2, 3)):
-    """The configuration of one of two nodes, on this machine's loopback."""
+    """Return: the configuration of one of two nodes, on this machine's loopback."""
     folder = tmp_path / f"node{node}"
     folder.mkdir()
     key = folder / "job.key"
@@ -1041,7 +1041,7 @@ def two_nodes(tmp_path, node, ports=(7700, 7700), ranks=(2, 3)):
 
 @pytest.mark.parametrize("node, first, n", [(0, 0, 2), (1, 2, 3)])
 def test_ranks_of_a_node(env, tmp_path, node, first, n):
-    """Only this node's, under their numbers in the world; -n is not needed, and must be right."""
+    """zerodrun starts this node's ranks, with their numbers in the world. A given -n must be right."""
     path = two_nodes(tmp_path, node)
     to_it = ["--config", path, "--no-daemon"]
     for options in ([], ["-n", n]):
@@ -1099,7 +1099,7 @@ int main(void)
 
 
 def test_two_nodes_train(env, tmp_path, build):
-    """A zerodrun for each node, each with a daemon of its own: one job."""
+    """A zerodrun for each node, each with its own daemon, runs one job."""
     env["ZEROD_ENGINE"] = str(build.path("daemon/zerod-engine-gloo"))
     trainer = build.compile(TRAINER, tmp_path / "trainer")
     ports = free_ports(2)
@@ -1116,7 +1116,7 @@ def test_two_nodes_train(env, tmp_path, build):
 
 
 def train_on_two_nodes(env, tmp_path, build, options, envs=({}, {})):
-    """Runs TRAINER with a zerodrun for each node; options: a list for each. Return: what they said, as text."""
+    """Runs TRAINER with a zerodrun for each node. options: a list for each. Return: their outputs as text."""
     env["ZEROD_ENGINE"] = str(build.path("daemon/zerod-engine-gloo"))
     trainer = build.compile(TRAINER, tmp_path / "trainer")
     port = free_ports(1)[0]
@@ -1136,7 +1136,7 @@ def train_on_two_nodes(env, tmp_path, build, options, envs=({}, {})):
                                   '\ufeff// of ours\n {"zero_optimization": {"stage": 1}}\n'],
                          ids=["none", "yaml", "json"])
 def test_two_nodes_of_the_command_line(env, tmp_path, build, text):
-    """Without a configuration, or with one that lists no nodes."""
+    """--nodes works without a configuration, and with one that lists no nodes."""
     options = ["--nodes", "127.0.0.1,127.0.0.2", "--key-file", make_key(tmp_path), "--run-id", "both"]
     if text:
         (tmp_path / "own.conf").write_text(text)
@@ -1148,7 +1148,7 @@ def test_two_nodes_of_the_command_line(env, tmp_path, build, text):
 
 
 def slurm(node, hosts="127.0.0.1,127.0.0.2", n_tasks=2):
-    """Variables of a step that srun has started on two nodes."""
+    """Return: the variables of a step that srun has started on two nodes."""
     return {"SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "head,node[1-9]", "SLURM_NNODES": "2", "SLURM_NTASKS": str(n_tasks),
             "SLURM_NODEID": str(node), "SLURM_STEP_ID": "3", "SLURM_STEP_NODELIST": hosts, "SLURM_STEP_NUM_NODES": "2",
             "SLURM_STEP_NUM_TASKS": str(n_tasks)}  # fmt: skip
@@ -1173,7 +1173,9 @@ def test_two_nodes_of_slurm(env, tmp_path, build, hosts):
 
 
 def test_when_slurm_counts(env, tmp_path):
-    """One task on each node, of srun, for a configuration that lists no nodes."""
+    """
+    Slurm's variables are used only if srun has started one task on each node and the configuration lists no nodes.
+    """
     def worlds(slurm_env, *options):
         return {(r["RANK"], r["WORLD_SIZE"], r["GROUP_RANK"], r["MASTER_ADDR"])
                 for r in environments(run(["--no-daemon", *options, *python(ENVIRONMENT)], {**env, **slurm_env})).values()}
@@ -1224,7 +1226,7 @@ def test_nodes_that_cannot_be(env, tmp_path, options, slurm_env, said):
 
 
 def test_kubernetes_manifest(env):
-    """config/kubernetes.yaml: its parts fit each other, and zerodrun understands its arguments."""
+    """The parts of config/kubernetes.yaml fit each other, and zerodrun accepts its arguments."""
     yaml = pytest.importorskip("yaml")
     service, job = yaml.safe_load_all((ROOT / "config" / "kubernetes.yaml").read_text())
     assert (service["apiVersion"], service["kind"], job["apiVersion"], job["kind"]) == ("v1", "Service", "batch/v1", "Job")
@@ -1256,7 +1258,7 @@ def test_running_daemon_of_another_node(zerod, env, tmp_path):
 
 
 def test_running_daemon_of_several_nodes_is_used(zerod, env, tmp_path):
-    """The running daemon knows which ranks are this node's, and where rank 0 is."""
+    """The running daemon of a node reports which ranks are this node's, and where rank 0 is."""
     nodes = Nodes(zerod, tmp_path, (1, 2))
     to_it = ["--socket", nodes.daemons[1].socket, "--zerod", "/nowhere/zerod"]
     ranks = environments(run([*to_it, *python(ENVIRONMENT)], env))
@@ -1294,7 +1296,7 @@ DEEPSPEED = {
 
 
 def test_deepspeed_file(env, tmp_path):
-    """As it is: socket and number of ranks are zerodrun's. Nothing is said of it, since it asks for nothing special."""
+    """A DeepSpeed file works unchanged, with zerodrun's socket and ranks. It causes no message."""
     path = tmp_path / "ds_config.json"
     path.write_text(json.dumps(DEEPSPEED))
     result = run(["-n", 3, "--config", path, "--jobs", 2, "--zerod", ZEROD, *python(CONNECT)], env)
@@ -1305,13 +1307,13 @@ def test_deepspeed_file(env, tmp_path):
     result = run(["--config", path, "--socket", tmp_path / "own.sock", "--zerod", ZEROD, *python(SOCKETS)], env)
     assert result.returncode == 0, result.stderr
     assert f"connected ZEROD_SOCKET {tmp_path}/own.sock" in result.stdout
-    # Nobody could find a private socket.
+    # No client could know a private socket.
     result = run(["--serve", "--config", path], env)
     assert result.returncode == os.EX_CONFIG and "listen.socket: is missing" in result.stderr
 
 
 def test_notes_of_a_deepspeed_file(env, tmp_path):
-    """The daemon prints them, zerodrun does not; a file that is refused is zerodrun's to refuse."""
+    """The daemon prints notes about a DeepSpeed file, zerodrun does not. zerodrun itself refuses a wrong file."""
     path = tmp_path / "ds_config.json"
     schedule = {"warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto"}
     more = {"gradient_clipping": "auto", "scheduler": {"type": "WarmupLR", "params": schedule}}
@@ -1330,7 +1332,7 @@ def test_notes_of_a_deepspeed_file(env, tmp_path):
 
 
 def test_accelerate_file(env, tmp_path):
-    """Its number of ranks counts unless -n says another."""
+    """The file's number of ranks is used unless -n gives another one."""
     path = tmp_path / "accelerate.yaml"
     path.write_text("distributed_type: DEEPSPEED\nnum_processes: 3\ndeepspeed_config: {zero_stage: 1}\n")
     result = run(["--config", path, "--zerod", ZEROD, *python(CONNECT)], env)
@@ -1361,7 +1363,7 @@ def test_ranks_of_zerod_itself(tmp_path):
 
 
 def test_nobody_attached(env):
-    """A program that forgets zerod trains without it: that is said, and only then."""
+    """A program that does not use zerod trains without it. Only then zerodrun reports that no rank has attached."""
     said = "no rank has attached to the daemon, so this run did not use zerod"
     result = run(["-n", 2, "--zerod", ZEROD, *shell("exit 0")], env)
     assert result.returncode == 0 and said in result.stderr
@@ -1373,7 +1375,7 @@ def test_nobody_attached(env):
 
 
 def test_real_daemon(env, tmp_path):
-    """The generated configuration is one that zerod takes, and the daemon ends cleanly."""
+    """zerod accepts the generated configuration, and ends cleanly."""
     result = run(["-n", 2, "--zerod", ZEROD, *python(CONNECT)], env)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("connected ") == 2
@@ -1382,7 +1384,7 @@ def test_real_daemon(env, tmp_path):
 
 
 def test_folders_of_a_killed_run_are_removed(env, tmp_path):
-    """By the next run; not those of a run that lives, nor others with such a name."""
+    """The next run removes the folders of a killed run, but not those of a running one or of others."""
     mine = tmp_path / "zerodrun-mine00"
     mine.mkdir(0o700)
     (mine / "results").touch()
@@ -1404,7 +1406,7 @@ def test_folders_of_a_killed_run_are_removed(env, tmp_path):
 
 
 def test_folder_that_another_run_removes(env, tmp_path):
-    """Two runs begin at once, and one takes the folder that the other has just made for a leftover: it makes another there."""
+    """Another run takes this run's new folder for a killed run's and removes it. This run makes a new one."""
     calls = tmp_path / "calls"
     slow = ["strace", "-qq", "-o", calls, "-e", "trace=flock,mkdir", "-e", "inject=flock:delay_enter=500ms:when=1"]
     process = start(["--zerod", ZEROD, *shell("exit 0")], env | {"ASAN_OPTIONS": "detect_leaks=0"}, under=slow)
@@ -1448,7 +1450,7 @@ def connections(result):
 
 
 def test_jobs_have_a_daemon_each(env, tmp_path):
-    """The daemons use the generated configuration: they listen beside each other, and end with the ranks."""
+    """The jobs' daemons use generated configurations, listen on different sockets, and end with the ranks."""
     result = run(["-n", 2, "--jobs", 3, "--zerod", ZEROD, *python(SOCKETS)], env)
     assert result.returncode == 0, result.stderr
     got = connections(result)
@@ -1459,7 +1461,7 @@ def test_jobs_have_a_daemon_each(env, tmp_path):
 
 
 def test_jobs_with_configurations(env, tmp_path):
-    """A job's own; else the first one's, on another socket."""
+    """A job uses its own configuration, or else the first job's with another socket."""
     paths = []
     for name, more in ("a", "optimizer: {type: SGD}\n"), ("b", ""):
         paths.append(tmp_path / f"{name}.yaml")
@@ -1485,7 +1487,7 @@ def test_jobs_that_do_not_fit(env, tmp_path, second, said):
 
 
 def test_daemon_of_a_job_dies_under_the_ranks(env, tmp_path):
-    """All daemons end with it, and every rank."""
+    """If the daemon of one job dies, all daemons and ranks end."""
     kill = """
 import os, signal, socket, struct, time
 s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes wrong before the first step: E1101, E1107, E1301, E1401, and arguments that cannot be."""
+"""Mistakes before the first step: E1101, E1107, E1301, E1401, and impossible arguments."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Wide(Net):
 
 @scenario(mismatch("head.weight [1, 8]", "head.weight [2, 8]", "rank 2"), world=3, pattern="E1101")
 def other_shape_on_one_rank(t: Any) -> None:
-    """Rank 2 of three has a head of two outputs: it is the one that is different."""
+    """On rank 2 of three ranks the head has two outputs. Only rank 2 is reported as different."""
     train(t, Wide if t.faulty and t.rank == 2 else Net)
 
 
@@ -70,13 +70,13 @@ class Reordered(Net):
 
 @scenario(mismatch("different orders", "embed.weight"), pattern="E1101")
 def other_order_on_one_rank(t: Any) -> None:
-    """Modules were made in another order on rank 1."""
+    """On rank 1 the modules are made in another order."""
     train(t, Reordered if t.faulty and t.rank == 1 else Net)
 
 
 @scenario(mismatch("group 0", "group 1", "h.1.fc.bias"), pattern="E1101")
 def other_groups_on_one_rank(t: Any) -> None:
-    """Biases have a group of their own, but one of them is in the other group on rank 1."""
+    """Biases have their own group. On rank 1 one bias is in the other group."""
 
     def attach(model: Net) -> Any:
         def is_bias(name: str) -> bool:
@@ -106,7 +106,7 @@ def frozen_on_one_rank(t: Any) -> None:
 
 
 def alone() -> None:
-    """A process group of this process, as wrappers want one."""
+    """Makes a process group of one process, for a wrapper that needs one."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
 
@@ -115,7 +115,7 @@ def alone() -> None:
            fix=("zerod.Optimizer(model)", "zerod.observe(ddp_model)"), exception="ReducedTwice", sticky=False),
     pattern="E1107")
 def wrapped_in_ddp(t: Any) -> None:
-    """A model that DDP averages already."""
+    """The model is already wrapped in DDP, which averages gradients."""
 
     def make() -> nn.Module:
         if not t.faulty:
@@ -130,7 +130,7 @@ def wrapped_in_ddp(t: Any) -> None:
     Expect(1107, rank=ALL, says=("FSDP",), fix=("zerod.Optimizer(model)",), exception="ReducedTwice", sticky=False),
     pattern="E1107")
 def wrapped_in_fsdp(t: Any) -> None:
-    """A model that FSDP shards already."""
+    """The model is already wrapped in FSDP, which shards it."""
 
     def make() -> nn.Module:
         net = Net()
@@ -150,7 +150,7 @@ def wrapped_in_fsdp(t: Any) -> None:
 
 @scenario(Refused(("Error", "ValueError"), says=("embed.weight",)), pattern="k")
 def attached_twice(t: Any) -> None:
-    """A second optimizer on parameters that have one."""
+    """A second optimizer gets parameters that already have one."""
 
     def attach(model: Net) -> Any:
         opt = t.attach(model)
@@ -163,7 +163,7 @@ def attached_twice(t: Any) -> None:
 
 @scenario(Refused(("Error", "ValueError"), says=("formed",)), pattern="late parameters")
 def group_added_later(t: Any) -> None:
-    """Parameters that come after the job was formed."""
+    """A parameter group is added after the job was formed."""
 
     def attach(model: Net) -> Any:
         opt = t.attach(model)
@@ -180,19 +180,19 @@ def group_added_later(t: Any) -> None:
 
 @scenario(Refused(("ValueError",), says=("leaf",)), pattern="non-leaf")
 def non_leaf(t: Any) -> None:
-    """A tensor that autograd made is no parameter."""
+    """A tensor that autograd computed is passed as a parameter."""
     train(t, Net, lambda model: t.attach([model.head.weight * 1] if t.faulty else model, model=model))
 
 
 @scenario(Refused(("ValueError",), says=("empty",)), pattern="empty list")
 def empty_list(t: Any) -> None:
-    """An optimizer of nothing."""
+    """An optimizer gets an empty list of parameters."""
     train(t, Net, lambda model: t.attach([] if t.faulty else model, model=model))
 
 
 @scenario(Refused(("Error", "ValueError"), says=("RANK", "0 to 1")), pattern="wrong rank", world=2)
 def rank_beyond_the_world(t: Any) -> None:
-    """A rank that the world has not."""
+    """A rank is beyond the world size."""
 
     def attach(model: Net) -> Any:
         return t.attach(model, rank=t.rank + 2) if t.faulty else t.attach(model)
@@ -202,7 +202,7 @@ def rank_beyond_the_world(t: Any) -> None:
 
 @scenario(Refused(("Error",), says=("nobody.sock",)), pattern="no daemon")
 def nobody_listens(t: Any) -> None:
-    """A socket where no daemon is."""
+    """The socket has no daemon."""
 
     def attach(model: Net) -> Any:
         return t.attach(model, socket=os.path.join("/nonexistent", "nobody.sock")) if t.faulty else t.attach(model)
@@ -212,7 +212,7 @@ def nobody_listens(t: Any) -> None:
 
 @scenario(Refused(("ImportError",), says=("2.6", "2.5.1", "pip install")), pattern="torch's version")
 def old_torch(t: Any) -> None:
-    """A torch that is too old is refused where zerod is imported."""
+    """A torch that is too old is refused when zerod is imported."""
 
     def attach(model: Net) -> Any:
         if t.faulty:
@@ -228,5 +228,5 @@ def old_torch(t: Any) -> None:
     Expect(1401, says=("limits.memory", "1048576"), fix=("limits.memory",), exception="OverQuota", sticky=False),
     policy={"limits": {"memory": "1MiB"}}, repaired_policy={"limits": {"memory": "1GiB"}}, pattern="E1401")
 def too_large_for_its_limit(t: Any) -> None:
-    """The daemon may not hold what the model needs."""
+    """The model needs more memory than the daemon's limit."""
     train(t, lambda: Net(n_blocks=2))

@@ -23,7 +23,7 @@ HERE = "duplicates.py:"
 
 
 class TwiceNet(Net):
-    """Its first block runs twice."""
+    """The first block runs twice."""
 
     def forward(self, x: Tensor, reentrant: bool | None = None) -> Tensor:
         x = self.embed(x)
@@ -37,7 +37,7 @@ class TwiceNet(Net):
            says=("h.0 call 2", "h.0 call 1", HERE, "accumulate"), exception="DuplicateGradient"),
     pattern="d", stages=(1, 2, 3))
 def checkpoint_twice(t: Any) -> None:
-    """A block that runs twice in one forward, each time in a reentrant checkpoint; rank 1, in the second step."""
+    """A block runs twice in one forward, each time in a reentrant checkpoint. On rank 1, in the second step."""
     model = t.model(TwiceNet)
     opt = t.attach(model)
     for step in t.steps(opt):
@@ -53,7 +53,7 @@ def checkpoint_twice(t: Any) -> None:
            says=("h.0 call 2", "h.0 call 1", HERE), exception="DuplicateGradient"),
     pattern="d")
 def checkpoint_twice_swallowed(t: Any) -> None:
-    """The same on all ranks, and the trainer catches the exception: at the step it has to come again."""
+    """A block runs twice on all ranks, and the trainer catches the exception. The step must raise it again."""
     model = t.model(TwiceNet)
     opt = t.attach(model)
     for step in t.steps(opt):
@@ -68,7 +68,7 @@ def checkpoint_twice_swallowed(t: Any) -> None:
 
 
 class SharedWeightNet(Net):
-    """Both blocks have one weight."""
+    """Both blocks share one weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class SharedWeightNet(Net):
            says=("h.1 call 1", "h.0 call 1"), exception="DuplicateGradient"),
     pattern="d")
 def two_segments_tied(t: Any) -> None:
-    """Two checkpointed segments, each run once, that share a weight."""
+    """Two checkpointed segments share a weight. Each runs once."""
     model = t.model(SharedWeightNet)
     opt = t.attach(model)
     for step in t.steps(opt):
@@ -92,7 +92,7 @@ def two_segments_tied(t: Any) -> None:
 
 
 class InAndOutNet(Net):
-    """The first block runs in a checkpoint, and its weight once more outside, as a tied output projection does."""
+    """The first block runs in a checkpoint, and its weight again outside of it, like a tied output projection."""
 
     def forward(self, x: Tensor, reentrant: bool | None = None) -> Tensor:
         x = checkpoint(self.h[0], self.embed(x), use_reentrant=bool(reentrant))
@@ -104,7 +104,7 @@ class InAndOutNet(Net):
            says=("h.0 call 1",), exception="DuplicateGradient"),
     pattern="e")
 def segment_and_outside(t: Any) -> None:
-    """A weight in a checkpointed segment and outside of it."""
+    """A weight is used in a checkpointed segment and outside of it."""
     model = t.model(InAndOutNet)
     opt = t.attach(model)
     for step in t.steps(opt):
@@ -120,7 +120,7 @@ def segment_and_outside(t: Any) -> None:
            says=("h.1 call 2", "h.1 call 1"), exception="DuplicateGradient"),
     pattern="g, 3c")
 def two_forwards_one_backward(t: Any) -> None:
-    """Queries, then passages, through the same checkpointed encoder; one loss, one backward."""
+    """Queries, then passages, run through the same checkpointed encoder. There is one loss and one backward."""
     model = t.model(Net)
     opt = t.attach(model)
     for step in t.steps(opt):
@@ -147,7 +147,7 @@ class Vision(nn.Module):
 
 
 class VisionLanguage(nn.Module):
-    """Slices go through the vision tower in chunks of 16, as many as a batch happens to have."""
+    """Slices run through the vision tower in chunks of 16, so the batch decides the number of chunks."""
 
     chunk = 16
 
@@ -191,7 +191,7 @@ def vision_chunks(t: Any) -> None:
            says=("under vpm.layers.*",), exception="", sticky=False),
     policy=ACCUMULATE, pattern="5b", stages=(1, 2, 3), trains=True, echoes=(1001,))
 def vision_chunks_accumulate(t: Any) -> None:
-    """The same where every push is an increment: it trains right, and is told of once."""
+    """Two chunks where every push is an increment. The training is right, with one warning."""
     train_vision(t, 20, t.faulty)
 
 
@@ -202,7 +202,7 @@ def vision_one_chunk(t: Any) -> None:
 
 
 class Tiles(torch.autograd.Function):
-    """The head in tiles, each with a backward of its own inside the outer one, to save memory."""
+    """Computes the head in tiles to save memory. Each tile has its own backward inside the outer one."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, head: nn.Module, _weight: Tensor) -> Tensor:
@@ -232,7 +232,7 @@ class TiledNet(Net):
            never_says=("use_reentrant",), exception="DuplicateGradient"),
     repaired_policy=ACCUMULATE, pattern="j", tolerates=(1001,))
 def tiles_in_a_function(t: Any) -> None:
-    """A custom autograd function that runs a backward for each tile inside its own."""
+    """A custom autograd function runs a backward for each tile inside its own backward."""
     model = t.model(TiledNet)
     opt = t.attach(model)
     for step in t.steps(opt):
@@ -261,7 +261,7 @@ class TwoHeads(Net):
            says=("backward 1", "backward 2", HERE), exception="DuplicateGradient"),
     pattern="h", stages=(1, 2, 3))
 def two_losses(t: Any) -> None:
-    """Two losses on one forward, each with its own backward; rank 1, in the second step."""
+    """Two losses of one forward have a backward each. On rank 1, in the second step."""
     model = t.model(TwoHeads)
     opt = t.attach(model)
     for step in t.steps(opt):
@@ -282,7 +282,7 @@ def two_losses(t: Any) -> None:
     Expect(1001, "D2", params=TRUNK, rank=1, step=1, micro_batch=0, exception="", sticky=False),
     policy=ACCUMULATE, pattern="h", trains=True, twin=False, echoes=(1001,))
 def two_losses_accumulate(t: Any) -> None:
-    """The same where a later backward is a later pass: it trains right."""
+    """Two losses where a later backward counts as a later pass. The training is right."""
     two_losses(t)
 
 
@@ -290,7 +290,7 @@ def two_losses_accumulate(t: Any) -> None:
     Expect(1001, "D2", params=EVERYTHING, rank=ALL, step=0, micro_batch=0, fix=ONE_SUM, exception="DuplicateGradient"),
     pattern="h")
 def two_forwards_two_backwards(t: Any) -> None:
-    """Forward, forward, backward, backward: the second backward belongs to the same micro-batch."""
+    """Forward, forward, backward, backward: both backwards belong to one micro-batch."""
     model = t.model(Net)
     opt = t.attach(model)
     for step in t.steps(opt):
@@ -312,7 +312,7 @@ def two_forwards_two_backwards(t: Any) -> None:
            exception="DuplicateGradient"),
     pattern="h")
 def retain_graph(t: Any) -> None:
-    """backward(retain_graph=True), and once more."""
+    """backward(retain_graph=True), and a second backward."""
     model = t.model(Net)
     opt = t.attach(model)
     for step in t.steps(opt):
@@ -342,7 +342,7 @@ class Gan(nn.Module):
            exception="DuplicateGradient"),
     pattern="h")
 def gan(t: Any) -> None:
-    """The generator's backward runs through the critic, which has had its own."""
+    """The generator's backward runs through the critic, which has already had its own backward."""
     model = t.model(Gan)
     opt = t.attach(model)
     for step in t.steps(opt):
@@ -383,7 +383,7 @@ def accumulate(t: Any, n_wrong: int) -> None:
            says=("2 micro-batches", "3"), exception="DuplicateGradient"),
     policy=OF_TWO, pattern="i", hooks=False)
 def one_micro_batch_too_many(t: Any) -> None:
-    """Two are configured, and rank 1 does three: a boundary is not marked."""
+    """Two micro-batches are configured. Rank 1 does three, because it does not mark a boundary."""
     accumulate(t, 3)
 
 
@@ -392,11 +392,11 @@ def one_micro_batch_too_many(t: Any) -> None:
            says=("2 micro-batches", "1"), exception="MissingGradient"),
     policy=OF_TWO, pattern="i", stages=(1, 2, 3))
 def one_micro_batch_short(t: Any) -> None:
-    """Two are configured, and rank 1 asks for the step after one."""
+    """Two micro-batches are configured. Rank 1 asks for the step after one."""
     accumulate(t, 1)
 
 
-# ---- what a program may do about a fault --------------------------------------------------------------------
+# ---- reactions of a program to a fault ----------------------------------------------------------------------
 
 
 @scenario(
@@ -404,7 +404,7 @@ def one_micro_batch_short(t: Any) -> None:
            says=("step aborted",), sticky=False),
     policy={"diagnostics": {"on_duplicate": "abort_step"}}, pattern="h", echoes=(1302,), twin=False, hooks=False)
 def two_losses_abort(t: Any) -> None:
-    """Where a duplicate aborts the step for all, all are told, and of whom; the first one is enough."""
+    """A duplicate aborts the step for all ranks. Each rank is told which rank caused it. The first duplicate counts."""
     two_losses(t)
 
 

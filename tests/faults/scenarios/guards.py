@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that are right, and of which nothing may be said."""
+"""Correct programs, for which zerod must report nothing."""
 
 from __future__ import annotations
 
@@ -32,36 +32,36 @@ def train(t: Any, make: Any, loss_of: Any = None, n_micro_batches: int = 1, zero
 
 @scenario(pattern="a", stages=ALL_STAGES)
 def plain(t: Any) -> None:
-    """Nothing special."""
+    """A plain training."""
     train(t, Net)
 
 
 @scenario(pattern="a", world=4)
 def four_ranks(t: Any) -> None:
-    """Nothing special, four times."""
+    """A plain training on four ranks."""
     train(t, Net)
 
 
 @scenario(pattern="b", stages=ALL_STAGES)
 def tied_weights(t: Any) -> None:
-    """Two blocks with one weight: one gradient."""
+    """Two blocks share one weight, which has one gradient."""
     train(t, SharedWeightNet)
 
 
 @scenario(pattern="b")
 def tied_weights_not_reentrant(t: Any) -> None:
-    """The same under non-reentrant checkpoints."""
+    """Two blocks share one weight under non-reentrant checkpoints."""
     train(t, SharedWeightNet, lambda model, x, y: mse_loss(model(x, False), y))
 
 
 @scenario(pattern="c, 3b", stages=ALL_STAGES)
 def reentrant_once(t: Any) -> None:
-    """Each block in one reentrant checkpoint, once."""
+    """Each block runs once, in one reentrant checkpoint."""
     train(t, Net, lambda model, x, y: mse_loss(model(x, True), y))
 
 
 class Adapted(Net):
-    """A frozen base with trainable adapters beside it, as LoRA makes them."""
+    """A frozen base with trainable adapters, as in LoRA."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Adapted(Net):
             block.lora_b = nn.Linear(2, WIDTH, bias=False)
 
     def forward(self, x: Tensor, reentrant: bool | None = None) -> Tensor:
-        x = self.embed(x).requires_grad_()  # what enable_input_require_grads does
+        x = self.embed(x).requires_grad_()  # like enable_input_require_grads
         for block in self.h:
             x = checkpoint(self.adapted, block, x, use_reentrant=bool(reentrant))
         return self.head(x)
@@ -83,7 +83,7 @@ class Adapted(Net):
 
 @scenario(pattern="p, 3b", stages=ALL_STAGES)
 def adapters_reentrant(t: Any) -> None:
-    """LoRA under reentrant checkpoints: where DDP complains of unused parameters, there is nothing to complain of."""
+    """LoRA under reentrant checkpoints. DDP reports unused parameters, but zerod must not."""
     train(t, Adapted, lambda model, x, y: mse_loss(model(x, True), y))
 
 
@@ -101,13 +101,13 @@ def called_twice_not_reentrant(t: Any) -> None:
 
 @scenario(pattern="i", stages=ALL_STAGES)
 def accumulation(t: Any) -> None:
-    """Four micro-batches in a step, and nobody says how many."""
+    """A step has four micro-batches, and their number is not configured."""
     train(t, Net, n_micro_batches=4)
 
 
 @scenario(policy={"gradient_accumulation_steps": 4}, pattern="i")
 def accumulation_as_configured(t: Any) -> None:
-    """Four micro-batches in a step, as configured."""
+    """A step has four micro-batches, as configured."""
     train(t, Net, n_micro_batches=4)
 
 
@@ -129,7 +129,7 @@ def evaluate(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 @scenario(pattern="evaluation", stages=ALL_STAGES)
 def evaluation_between(t: Any) -> None:
-    """Forwards without a backward, before every forward with one, between micro-batches too."""
+    """Forwards without a backward run before every forward with one, also between micro-batches."""
     train(t, Net, evaluate, n_micro_batches=2)
 
 
@@ -140,7 +140,7 @@ def forward_for_its_value(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 @scenario(pattern="evaluation")
 def forward_in_vain(t: Any) -> None:
-    """A forward with gradients enabled whose loss is only printed."""
+    """The loss of a forward with gradients enabled is only printed."""
     train(t, Net, forward_for_its_value)
 
 
@@ -166,13 +166,13 @@ def zero_grad_of_the_model(t: Any) -> None:
 
 @scenario(pattern="zero_grad")
 def zero_grad_to_zero(t: Any) -> None:
-    """set_to_none=False."""
+    """zero_grad(set_to_none=False) after each step."""
     train(t, Net, zero=lambda model, opt: opt.zero_grad(set_to_none=False))
 
 
 @scenario(pattern="zero_grad")
 def grad_set_to_none_by_hand(t: Any) -> None:
-    """p.grad = None in a loop of one's own."""
+    """The program's loop sets p.grad = None."""
 
     def clear(model: nn.Module, _opt: Any) -> None:
         for p in model.parameters():
@@ -183,7 +183,7 @@ def grad_set_to_none_by_hand(t: Any) -> None:
 
 @scenario(pattern="GradScaler")
 def scaler_skips(t: Any) -> None:
-    """A loss scale that overflows at first: the scaler skips steps until it fits."""
+    """The loss scale overflows at first. The scaler skips steps until it is small enough."""
     model = t.model(Net)
     opt = t.attach(model)
     scaler = t.scaler(init_scale=2.0**127, growth_interval=1000, backoff_factor=2.0**-64)
@@ -199,7 +199,7 @@ def scaler_skips(t: Any) -> None:
 
 @scenario(pattern="clip", stages=ALL_STAGES)
 def clipping_by_torch(t: Any) -> None:
-    """torch.nn.utils.clip_grad_norm_ clips the gradient of the step, which lies in the daemon."""
+    """torch.nn.utils.clip_grad_norm_ clips the gradient of the step, which is in the daemon."""
     model = t.model(Net)
     opt = t.attach(model)
     for step in t.steps(opt):
@@ -213,13 +213,13 @@ def clipping_by_torch(t: Any) -> None:
 
 @scenario(policy={"gradient_clipping": 0.01}, pattern="clip")
 def clipping_as_configured(t: Any) -> None:
-    """The daemon clips by itself."""
+    """The daemon clips, as configured."""
     train(t, Net)
 
 
 @scenario(pattern="scheduler")
 def learning_rate_schedule(t: Any) -> None:
-    """One schedule on all ranks."""
+    """All ranks have the same learning rate schedule."""
     model = t.model(Net)
     opt = t.attach(model)
     schedule = torch.optim.lr_scheduler.StepLR(opt, step_size=1, gamma=0.5)
@@ -243,7 +243,7 @@ class Encoder(nn.Module):
 
 @scenario(pattern="j")
 def gradient_cache(t: Any) -> None:
-    """A contrastive loss over many chunks: representations first, then one forward and backward for each chunk."""
+    """A contrastive loss over many chunks: first all representations, then a forward and a backward for each chunk."""
     model = t.model(Encoder)
     opt = t.attach(model)
     for step in t.steps(opt):
@@ -263,7 +263,7 @@ def gradient_cache(t: Any) -> None:
 
 @scenario(policy={"diagnostics": {"on_duplicate": "accumulate"}}, pattern="j", tolerates=(1001,))
 def loss_in_chunks(t: Any) -> None:
-    """The head's loss in chunks, each with its own backward, then the trunk's: right where pushes accumulate."""
+    """The head's loss runs in chunks with a backward each, then the trunk's backward. Right if pushes accumulate."""
     model = t.model(Net)
     opt = t.attach(model)
     for step in t.steps(opt):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients that do not come: E1005 to E1007, classes M1 to M7."""
+"""Missing gradients: E1005 to E1007, classes M1 to M7."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HERE = "missing.py:"
 
 
 def rank_1_last(run: Any) -> None:
-    """Rank 1 waits for "go" before it does wrong; it gets it when rank 0 waits in the step."""
+    """Rank 1 waits for the mark "go" before its mistake. The mark is set when rank 0 waits in the step."""
     ranks = [run.start(r) for r in range(2)]
     if run.faulty:
         run.until_waiting(0, step=run.scenario.expect.step)
@@ -32,7 +32,7 @@ def rank_1_last(run: Any) -> None:
 
 
 class Bert(nn.Module):
-    """Its pooler is called in every forward; who needs the sequence only drops what it returns."""
+    """The pooler is called in every forward, but a program that needs only the sequence drops its output."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ FREEZE = ('model.get_submodule("bert.pooler").requires_grad_(False)',
            exception="MissingGradient"),
     policy=HOLD, pattern="1b, 2", stages=(1, 2, 3))
 def unused_head_and_pooler(t: Any) -> None:
-    """A pooler that is called in vain and a head that is never called."""
+    """A pooler's output is unused, and a head is never called."""
     tag(t)
 
 
@@ -94,13 +94,13 @@ def unused_head_and_pooler(t: Any) -> None:
            exception="", sticky=False),
     pattern="1b, 2", trains=True)
 def unused_head_and_pooler_warned(t: Any) -> None:
-    """The same by default: it trains what there is, and says so once, after three steps."""
+    """Pooler and head are unused, with the default policy. The rest is trained, with one warning after three steps."""
     tag(t)
 
 
 @scenario(policy={"diagnostics": {"on_missing": "error", "unused": ["bert.pooler.*", "unused.*"]}}, pattern="1b, 2")
 def unused_and_declared(t: Any) -> None:
-    """What the configuration declares is no missing gradient, whatever on_missing says."""
+    """A parameter that the configuration declares as unused is no missing gradient, whatever on_missing is."""
     opt = t.attach(t.model(Tagger))
     for step in t.steps(opt):
         x, y = t.batch(step)
@@ -111,7 +111,7 @@ def unused_and_declared(t: Any) -> None:
 
 
 class NoGradient(torch.autograd.Function):
-    """Adds a bias, and says in the backward that it has no gradient."""
+    """Adds a bias. In the backward the bias has no gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
@@ -135,7 +135,7 @@ class UndefinedNet(Net):
     Expect(1005, "M1", params=("offset",), step=2, exception="", sticky=False),
     pattern="o", trains=True)
 def undefined_gradient(t: Any) -> None:
-    """The hook fires for a gradient that is not there: nothing is pushed, nothing stale is trained on."""
+    """The hook is called for an undefined gradient. Nothing is pushed, and no old gradient is used."""
     model = t.model(UndefinedNet)
     if not t.faulty:
         model.offset.requires_grad_(False)
@@ -180,7 +180,7 @@ def route(t: Any, chosen: Any) -> None:
            exception="MissingGradient"),
     policy=HOLD, pattern="M2", direct=rank_1_last)
 def branch_by_rank(t: Any) -> None:
-    """Rank 1 has no tokens for one expert, rank 0 for neither, in the first step."""
+    """In the first step rank 1 has no tokens for one expert, and rank 0 has none for either expert."""
     model = t.model(Experts)
     opt = t.attach(model)
     for step in t.steps(opt):
@@ -201,13 +201,13 @@ def branch_by_rank(t: Any) -> None:
            says=("rank 0 misses experts.1.weight, experts.1.bias", "rank 1 misses experts.0.weight"), exception="", sticky=False),
     pattern="M2", trains=True, hooks=False, stages=(1, 2, 3))
 def branch_by_rank_warned(t: Any) -> None:
-    """Each rank uses an expert of its own; by default what is missing is no contribution."""
+    """Each rank uses another expert. By default a missing gradient is no contribution."""
     route(t, lambda step: t.rank)
 
 
 @scenario(pattern="M2", stages=(1, 2, 3))
 def heads_by_turns(t: Any) -> None:
-    """A program that uses its parts in turns is right, and hears nothing."""
+    """A program that uses its parts in turns is right, and gets no message."""
     model = t.model(Experts)
     opt = t.attach(model)
     for step in t.steps(opt, 6):
@@ -220,7 +220,7 @@ def heads_by_turns(t: Any) -> None:
 
 @scenario(pattern="M6")
 def frozen_by_turns(t: Any) -> None:
-    """So is one that freezes them in turns, as a GAN with one optimizer does."""
+    """A program that freezes its parts in turns, like a GAN with one optimizer, is right too."""
     model = t.model(Experts)
     opt = t.attach(model)
     for step in t.steps(opt, 6):
@@ -237,7 +237,7 @@ def frozen_by_turns(t: Any) -> None:
     Expect(1005, "U", params=names("experts.1"), step=2, says=("the data chooses among them",), exception="", sticky=False),
     pattern="M2", trains=True, hooks=False)
 def experts_without_tokens(t: Any) -> None:
-    """First one expert gets no tokens for a while, then the other: it is said once of the list that they are in."""
+    """First one expert gets no tokens for some steps, then the other. There is one warning for both."""
     model = t.model(Experts)
     opt = t.attach(model)
     for step in t.steps(opt, 12):
@@ -253,7 +253,7 @@ def experts_without_tokens(t: Any) -> None:
            exception="MissingGradient"),
     policy=HOLD, pattern="M2")
 def branch_by_step(t: Any) -> None:
-    """All ranks leave an expert out that the step before has used."""
+    """All ranks leave out an expert that they used in the previous step."""
     model = t.model(Experts)
     opt = t.attach(model)
     for step in t.steps(opt):
@@ -269,7 +269,7 @@ def branch_by_step(t: Any) -> None:
 
 @scenario(pattern="c")
 def batch_retried_in_halves(t: Any) -> None:
-    """Rank 1 has not the memory for a batch and takes it in halves, each of half the weight: the mean is the program's."""
+    """Rank 1 has no memory for a batch, and takes it in halves with half the weight. The program's mean is right."""
     model = t.model(Net)
     opt = t.attach(model)
     for step in t.steps(opt):
@@ -283,7 +283,7 @@ def batch_retried_in_halves(t: Any) -> None:
 
 @scenario(pattern="c")
 def weighted_by_the_tokens_of_all_ranks(t: Any) -> None:
-    """Rank 0 has two micro-batches, rank 1 one, and each loss is a sum divided by the number of tokens of all ranks."""
+    """Rank 0 has two micro-batches, rank 1 has one. Each loss is a sum divided by the tokens of all ranks."""
     model = t.model(Net)
     opt = t.attach(model)
     for step in t.steps(opt):
@@ -297,7 +297,7 @@ def weighted_by_the_tokens_of_all_ranks(t: Any) -> None:
 
 @scenario(pattern="c")
 def other_number_in_each_step(t: Any) -> None:
-    """All ranks give the same number, which differs between steps: nothing is said."""
+    """All ranks give the same number of micro-batches, which differs between steps. This is right."""
     model = t.model(Net)
     opt = t.attach(model)
     for step in t.steps(opt):
@@ -328,7 +328,7 @@ def change_graph(t: Any, used: Any) -> None:
            exception="GraphChanged"),
     policy=STATIC, pattern="M2")
 def static_graph_left_out(t: Any) -> None:
-    """static_graph has learnt the first step's parameters, and rank 1 leaves two of them out."""
+    """static_graph has learnt the parameters of the first step. Rank 1 leaves out two of them."""
     change_graph(t, lambda step: not t.goes_wrong(step))
 
 
@@ -338,7 +338,7 @@ def static_graph_left_out(t: Any) -> None:
     policy=STATIC, repaired_policy={"diagnostics": {"static_graph": False, "on_missing": "zero"}}, pattern="M2",
     tolerates=(1005,), echoes=(1005,))
 def static_graph_one_more(t: Any) -> None:
-    """static_graph has learnt the first step's parameters, and rank 1 uses two more."""
+    """static_graph has learnt the parameters of the first step. Rank 1 uses two more."""
     change_graph(t, lambda step: t.rank == 1 and step == 1)
 
 
@@ -354,7 +354,7 @@ def refuse(_module: nn.Module, _inputs: Any) -> None:
            never_says=("requires_grad is False",), exception="MissingGradient"),
     pattern="1a'", stages=(1, 2, 3))
 def forward_raises_swallowed(t: Any) -> None:
-    """The forward raises on rank 1, and the trainer skips the batch but not the step."""
+    """The forward raises on rank 1. The trainer skips the batch but not the step."""
     model = t.model(Net)
     opt = t.attach(model)
     for step in t.steps(opt):
@@ -374,7 +374,7 @@ def forward_raises_swallowed(t: Any) -> None:
            exception="MissingGradient"),
     pattern="M3")
 def loss_detached(t: Any) -> None:
-    """The loss was rebuilt from a number, so its backward reaches nothing."""
+    """The loss was rebuilt from a number, so its backward reaches no parameter."""
     model = t.model(Net)
     opt = t.attach(model)
     for step in t.steps(opt):
@@ -393,7 +393,7 @@ def loss_detached(t: Any) -> None:
            exception="MissingGradient"),
     pattern="M3")
 def forward_without_grad(t: Any) -> None:
-    """Rank 1 forgets to leave no_grad, and its trainer skips a backward that would raise."""
+    """Rank 1 does not leave no_grad, and its trainer skips the backward, which would raise."""
     model = t.model(Net)
     opt = t.attach(model)
     for step in t.steps(opt):
@@ -412,7 +412,7 @@ def forward_without_grad(t: Any) -> None:
            exception="MissingGradient"),
     pattern="M3")
 def step_without_backward(t: Any) -> None:
-    """opt.step(), and nothing before it."""
+    """opt.step() without a forward or backward."""
     model = t.model(Net)
     opt = t.attach(model)
     for step in t.steps(opt):
@@ -424,7 +424,7 @@ def step_without_backward(t: Any) -> None:
     opt.close()
 
 
-# ---- M4: a backward that was given up -----------------------------------------------------------------------
+# ---- M4: an interrupted backward ----------------------------------------------------------------------------
 
 
 def explode(_grad: Tensor) -> Tensor:
@@ -432,7 +432,7 @@ def explode(_grad: Tensor) -> Tensor:
 
 
 def train_with_explosion(t: Any, before: Any = None, after: Any = None) -> None:
-    """Rank 1's backward stops between the head and the blocks; the trainer skips the batch but not the step."""
+    """Rank 1's backward stops between the head and the blocks. The trainer skips the batch but not the step."""
     model = t.model(Net)
     opt = t.attach(model)
     for step in t.steps(opt):
@@ -463,7 +463,7 @@ def poison(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
            says=(OUT_OF_MEMORY, HERE, "train_with_explosion"), never_says=("zero_grad",), exception="MissingGradient"),
     pattern="1a", echoes=(1007,), stages=(1, 2, 3))
 def backward_raises_swallowed(t: Any) -> None:
-    """An exception leaves the backward of rank 1 after the head; rank 0 has pushed nothing, so all of it is dropped."""
+    """An exception ends rank 1's backward after the head. Rank 0 has pushed nothing, so rank 1's pushes are dropped."""
     train_with_explosion(
         t,
         lambda step: t.await_mark("given-up") if t.faulty and t.rank == 0 and step == 1 else None,
@@ -475,13 +475,13 @@ def backward_raises_swallowed(t: Any) -> None:
            exception="GradientFault", sticky=False),
     pattern="1a", echoes=(1302,), direct=rank_1_last)
 def backward_raises_too_late(t: Any) -> None:
-    """The same when a part has been reduced with rank 0's: the step is aborted for both, and both are told."""
+    """An exception ends a backward after a part was reduced with rank 0's. Both ranks are told of the abort."""
     train_with_explosion(
         t, lambda step: t.await_mark("go") if t.faulty and t.rank == 1 and step == 1 else None)
 
 
 def zero_between(t: Any, zero: Any) -> None:
-    """zero_grad() stands between the backward and the step, on rank 1."""
+    """On one rank zero(model, opt) runs between the backward and the step."""
     model = t.model(Net)
     opt = t.attach(model)
     for step in t.steps(opt):
@@ -502,7 +502,7 @@ def zero_between(t: Any, zero: Any) -> None:
            exception="MissingGradient"),
     pattern="zero_grad", echoes=(1007,))
 def zero_grad_before_step(t: Any) -> None:
-    """opt.zero_grad() between backward and step throws the gradients away, and the step is asked for all the same."""
+    """opt.zero_grad() between backward and step deletes the gradients, and then the step is asked for."""
     zero_between(t, lambda _model, opt: opt.zero_grad())
 
 
@@ -511,7 +511,7 @@ def zero_grad_before_step(t: Any) -> None:
            exception="MissingGradient"),
     pattern="zero_grad", echoes=(1007,))
 def model_zero_grad_before_step(t: Any) -> None:
-    """The same with model.zero_grad()."""
+    """model.zero_grad() between backward and step deletes the gradients."""
     zero_between(t, lambda model, _opt: model.zero_grad())
 
 
@@ -520,7 +520,7 @@ def model_zero_grad_before_step(t: Any) -> None:
            sticky=False),
     pattern="exceptions", echoes=(1302,))
 def hook_raises(t: Any) -> None:
-    """A backward hook of the program raises: the program gets its own exception, not another."""
+    """A backward hook of the program raises. The program gets its own exception, not another one."""
     model = t.model(Net)
     opt = t.attach(model)
     for step in t.steps(opt):
@@ -557,7 +557,7 @@ def interrupt_there(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
     Expect(1007, "M4", rank=1, step=1, micro_batch=0, says=("KeyboardInterrupt",), exception="", sticky=False),
     pattern="exceptions", echoes=(1302,))
 def keyboard_interrupt(t: Any) -> None:
-    """Ctrl-C in the middle of a backward comes out as KeyboardInterrupt."""
+    """Ctrl-C in the middle of a backward raises KeyboardInterrupt."""
     model = t.model(Net)
     opt = t.attach(model)
     for step in t.steps(opt):
@@ -602,7 +602,7 @@ def train_segments(t: Any) -> None:
            says=("h.0", "models.py:"), exception="MissingGradient"),
     policy=HOLD, pattern="M5")
 def dead_segment(t: Any) -> None:
-    """No input of the reentrant segments requires grad, so they are cut out of the backward."""
+    """No input of the reentrant segments requires grad, so autograd leaves the segments out of the backward."""
     train_segments(t)
 
 
@@ -610,7 +610,7 @@ def dead_segment(t: Any) -> None:
     Expect(1005, "M5", params=BLOCKS, step=0, fix=("use_reentrant",), exception="", sticky=False),
     pattern="M5", trains=True)
 def dead_segment_warned(t: Any) -> None:
-    """The same by default: the head alone is trained, and it is said."""
+    """Dead segments with the default policy. Only the head is trained, with a warning."""
     train_segments(t)
 
 
@@ -639,7 +639,7 @@ def frozen_after_attach(t: Any) -> None:
            fix=("unfreeze before zerod.Optimizer(model)",), exception="WrongGradient"),
     pattern="M6")
 def unfrozen_after_attach(t: Any) -> None:
-    """A block that was declared frozen is to be trained from the second step on."""
+    """A block that was declared as frozen is trained from the second step on."""
     model = t.model(Net)
     if t.faulty:
         model.h[0].requires_grad_(False)
@@ -654,14 +654,14 @@ def unfrozen_after_attach(t: Any) -> None:
     opt.close()
 
 
-# ---- what a program may do about a fault --------------------------------------------------------------------
+# ---- reactions of a program to a fault ----------------------------------------------------------------------
 
 
 @scenario(
     Expect(1005, "M1", params=IDLE, rank=ALL, step=0, micro_batch=ANY, exception="", sticky=False),
     policy=HOLD, pattern="2", trains=True, twin=False, echoes=(1005,))
 def cleared_and_gone_on(t: Any) -> None:
-    """The program knows that gradients are missing, clears the fault and asks again: it trains what there is."""
+    """The program expects missing gradients, clears the fault and asks again. The other parameters are trained."""
     model = t.model(Tagger)
     opt = t.attach(model)
     for step in t.steps(opt):
@@ -681,7 +681,7 @@ def cleared_and_gone_on(t: Any) -> None:
 
 
 def train_on(t: Any, rank: Any) -> None:
-    """rank(): whose batches this rank trains on."""
+    """rank(step): the rank whose batches this rank uses."""
     model = t.model(Net)
     opt = t.attach(model)
     generator = torch.Generator()
@@ -700,13 +700,13 @@ def train_on(t: Any, rank: Any) -> None:
            exception="", sticky=False),
     pattern="X2", trains=True)
 def same_data_on_all_ranks(t: Any) -> None:
-    """No sampler splits the data: all ranks do the same work."""
+    """No sampler splits the data, so all ranks have the same batches."""
     train_on(t, lambda _step: 0 if t.faulty else t.rank)
 
 
 @scenario(pattern="X2")
 def same_data_in_some_steps(t: Any) -> None:
-    """As a small data set may give it by chance: not three times in a row, and so nothing is said."""
+    """Ranks sometimes have the same batch, as with a small data set. Not three times in a row, so this is allowed."""
     train_on(t, lambda step: t.rank if step % 3 == 2 else 0)
 
 
@@ -724,7 +724,7 @@ class Gan(nn.Module):
            never_says=("requires_grad_(False)",), exception="", sticky=False),
     repaired_policy={"diagnostics": {"unused": ["generator.*"]}}, pattern="M2", trains=True)
 def critic_five_times(t: Any) -> None:
-    """Each sixth step trains the generator, the others the critic: it is said, and freezing it is not advised."""
+    """Each sixth step trains the generator, the others the critic. The warning must not advise to freeze it."""
     model = t.model(Gan)
     opt = t.attach(model)
     for step in t.steps(opt, 12):

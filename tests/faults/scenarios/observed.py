@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models that DDP reduces, and zerod only watches: it says what DDP's errors mean."""
+"""Models that DDP reduces. zerod only watches them, and explains DDP's errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .missing import OUT_OF_MEMORY, poison
 
 
 def observe(t: Any, make: Any, **options: Any) -> tuple[Any, Any, Any]:
-    """The model, wrapped and watched, and a torch optimizer; in the reference, the model as it is."""
+    """Return: the wrapped, watched model, the model inside, a torch optimizer. The reference wraps nothing."""
     model = t.model(make)
     if not t.real:
         return model, model, t.attach(model)
@@ -38,7 +38,7 @@ def observe(t: Any, make: Any, **options: Any) -> tuple[Any, Any, Any]:
            says=("exactly 1 gradient", "find_unused_parameters"), fix=("use_reentrant",), sticky=False),
     pattern="p, 3a", world=1, hooks=False)
 def ddp_finds_phantoms(t: Any) -> None:
-    """LoRA, reentrant checkpoints and find_unused_parameters=True, with one process: no gradient is computed twice."""
+    """LoRA, reentrant checkpoints and find_unused_parameters=True, with one process. No gradient is computed twice."""
     model, _, opt = observe(t, Adapted, find_unused_parameters=True)
     for step in range(3):
         x, y = t.batch(step)
@@ -57,7 +57,7 @@ class Spare(Net):
     Expect(1005, "M1", params=names("spare"), rank=ALL, step=0, micro_batch=ANY, says=("spare",), sticky=False),
     pattern="2", hooks=False)
 def ddp_waits_for_unused(t: Any) -> None:
-    """A head that the loss does not use, without find_unused_parameters."""
+    """The loss does not use a head, and find_unused_parameters is not set."""
 
     def make() -> Net:
         net = Spare()
@@ -77,7 +77,7 @@ def ddp_waits_for_unused(t: Any) -> None:
            sticky=False),
     pattern="1c", world=1)
 def ddp_after_a_swallowed_exception(t: Any) -> None:
-    """An exception left a backward and was swallowed; DDP complains in the next forward, of parameters."""
+    """An exception in a backward was caught. DDP's error comes in the next forward, and names parameters."""
     model, bare, opt = observe(t, Net)
     for step in range(3):
         x, y = t.batch(step)
@@ -98,7 +98,7 @@ def ddp_after_a_swallowed_exception(t: Any) -> None:
     Expect(1105, "X1", rank=ALL, step=0, micro_batch=ANY, says=("model(**inputs)",), sticky=False),
     pattern="X1", hooks=False)
 def ddp_bypassed(t: Any) -> None:
-    """The loss is computed on the model inside the wrapper, so nothing is averaged."""
+    """The loss is computed on the model inside the wrapper, so no gradient is averaged."""
     model, bare, opt = observe(t, Net)
     for step in range(3):
         x, y = t.batch(step)

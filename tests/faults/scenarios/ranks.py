@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that are slow, stopped, dead, double, or early: E1109, E1301 to E1303."""
+"""Slow, stopped, dead, duplicate or early processes: E1109, E1301 to E1303."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def train(t: Any, in_step: Any = None, n: int = 3, close: bool = True, make: Any
         opt.close()
 
 
-# ---- E1303: someone is waited for ---------------------------------------------------------------------------
+# ---- E1303: a rank is late ----------------------------------------------------------------------------------
 
 
 @scenario(
@@ -48,7 +48,7 @@ def train(t: Any, in_step: Any = None, n: int = 3, close: bool = True, make: Any
            sticky=False),
     policy=SOON, repaired_policy=LATER, pattern="slow", trains=True, echoes=(1303,))
 def slow_rank(t: Any) -> None:
-    """Rank 1 needs four seconds before it begins the backward of a step: its absence is told of."""
+    """Rank 1 needs four seconds before it begins a backward. A warning reports this."""
 
     def dawdle(_model: Any, _opt: Any, _loss: Any, step: int) -> None:
         if t.faulty and t.rank == 1 and step == 1 and t.real:
@@ -72,7 +72,7 @@ def stop_and_go_on(run: Any) -> None:
            exception="", sticky=False),
     policy=SOON, repaired_policy=LATER, pattern="SIGSTOP", trains=True, echoes=(1303,), direct=stop_and_go_on)
 def stopped_rank(t: Any) -> None:
-    """Rank 1 is stopped half way through its backward: it is said who waits for what, and it goes on."""
+    """Rank 1 is stopped in the middle of its backward. A warning says who waits for what, and the run continues."""
 
     def pause(_grad: torch.Tensor) -> None:
         t.mark("stop-me")
@@ -80,7 +80,7 @@ def stopped_rank(t: Any) -> None:
 
     def wait_for_it(_module: Any, inputs: Any) -> None:
         if t.real and t.faulty and t.rank == 1 and t.opt.position.step == 1 and not t.marked("stop-me"):
-            inputs[0].register_hook(pause)  # by then the second block and the head have been pushed
+            inputs[0].register_hook(pause)  # called after the pushes of the second block and the head
 
     def make() -> Net:
         net = Net()
@@ -108,7 +108,7 @@ def stop_for_good(run: Any) -> None:
     policy={"diagnostics": {"stall_warning": "1s", "stall_timeout": "15s"}}, repaired_policy=LATER,
     pattern="SIGSTOP", echoes=(1302, 1303), direct=stop_for_good)
 def stopped_for_good(t: Any) -> None:
-    """Nobody waits for ever: after stall_timeout the step is aborted, and rank 0 is told who was missing."""
+    """Rank 1 is stopped and not continued. After stall_timeout the step is aborted, and rank 0 is told who was late."""
 
     def wait_for_it(_model: Any, _opt: Any, _loss: Any, step: int) -> None:
         if t.faulty and t.rank == 1 and step == 1:
@@ -118,7 +118,7 @@ def stopped_for_good(t: Any) -> None:
     train(t, wait_for_it)
 
 
-# ---- E1302: someone is gone ---------------------------------------------------------------------------------
+# ---- E1302: a rank has died ---------------------------------------------------------------------------------
 
 
 @scenario(
@@ -126,7 +126,7 @@ def stopped_for_good(t: Any) -> None:
            exception="StepAborted", told=0, sticky=False),
     policy={"limits": {"reattach_timeout": "1s"}}, pattern="killed", echoes=(1302,))
 def killed_rank(t: Any) -> None:
-    """Rank 1 is killed and nobody takes its place."""
+    """Rank 1 is killed and has no successor."""
 
     def die(_model: Any, _opt: Any, _loss: Any, step: int) -> None:
         if t.faulty and t.rank == 1 and step == 1:
@@ -143,18 +143,18 @@ def start_again(run: Any) -> None:
 
 @scenario(pattern="m", tolerates=(1302,), direct=start_again, stages=(1, 2, 3))
 def killed_and_started_again(t: Any) -> None:
-    """Rank 1 is killed half way through a backward; its successor goes on, and the numbers are the same."""
+    """Rank 1 is killed in the middle of a backward. Its successor continues, and the numbers are the same."""
 
     def die(model: Any, _opt: Any, _loss: Any, step: int) -> None:
         if t.real and t.rank == 1 and step == 1 and t.life == 0:
-            # All that lies behind the second block has been pushed by then.
+            # All gradients behind the second block are pushed by then.
             model.h[1].register_full_backward_hook(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
 
     train(t, die)
 
 
 def cut(opt: Any) -> None:
-    """Shuts this process's connection to the daemon down, as a broken network would."""
+    """Closes this process's connection to the daemon, like a broken network."""
     path = os.environ["ZEROD_SOCKET"]
     for fd in map(int, os.listdir("/proc/self/fd")):
         try:
@@ -169,7 +169,7 @@ def cut(opt: Any) -> None:
 
 @scenario(pattern="l", tolerates=(1302,))
 def dropped_connection(t: Any) -> None:
-    """The connection breaks after a backward; the program attaches again and pushes once more what it had pushed."""
+    """The connection breaks after a backward. The program attaches again and repeats its pushes."""
     model = t.model(Net)
     opt = t.attach(model)
     broken = False
@@ -192,7 +192,7 @@ def dropped_connection(t: Any) -> None:
     opt.close()
 
 
-# ---- E1302: someone has left --------------------------------------------------------------------------------
+# ---- E1302: a rank has left ---------------------------------------------------------------------------------
 
 
 @scenario(
@@ -206,7 +206,7 @@ def one_rank_finishes_early(t: Any) -> None:
 
 @scenario(policy={"diagnostics": {"on_leave": "continue"}}, pattern="early")
 def one_rank_has_left_and_may(t: Any) -> None:
-    """All ranks do their steps, and one closes long before the other."""
+    """All ranks do their steps, and one closes long before the other. This is allowed."""
     train(t)
     if t.real and t.rank == 0:
         time.sleep(0.3)
@@ -230,7 +230,7 @@ def one_too_many(run: Any) -> None:
            sticky=False),
     pattern="n", trains=True, direct=one_too_many)
 def two_processes_one_rank(t: Any) -> None:
-    """A second process says that it is rank 1; it is refused, and the first does not notice."""
+    """A second process claims to be rank 1. It is refused, and the first one is not disturbed."""
 
     def wait_for_the_other(_model: Any, _opt: Any, _loss: Any, step: int) -> None:
         if t.faulty and step == 1:
@@ -251,7 +251,7 @@ def two_runs(run: Any) -> None:
            exception="OtherRun", sticky=False),
     pattern="E1109", direct=two_runs)
 def state_of_another_run(t: Any) -> None:
-    """The daemon holds what monday's run has trained; tuesday's is refused, and monday's may go on."""
+    """The daemon has the state of monday's run. Tuesday's run is refused, and monday's may continue."""
     train(t, n=2 if t.real and t.life == 0 else N_LONG)
 
 
@@ -260,13 +260,13 @@ def state_of_another_run(t: Any) -> None:
 
 @scenario(pattern="fork")
 def fork_after_attach(t: Any) -> None:
-    """A child that inherits the connection and ends as programs end does not disturb its parent."""
+    """A child that inherits the connection ends normally, which does not disturb its parent."""
 
     def fork(_model: Any, _opt: Any, _loss: Any, step: int) -> None:
         if not t.real or step != 1:
             return
         child = os.fork()
-        if child == 0:  # what an interpreter does at its end, but for the harness around this program
+        if child == 0:  # the end of an interpreter, without this program's harness
             gc.collect()
             atexit._run_exitfuncs()
             os._exit(0)
@@ -277,7 +277,7 @@ def fork_after_attach(t: Any) -> None:
 
 @scenario(pattern="fork")
 def step_in_a_fork(t: Any) -> None:
-    """A child that asks for the step is refused by its own side, and its parent goes on."""
+    """A child that asks for the step is refused by libzerod, and its parent continues."""
 
     def fork(_model: Any, opt: Any, loss: Any, step: int) -> None:
         if not t.real or step != 1:
@@ -307,7 +307,7 @@ class Numbers(torch.utils.data.Dataset):
 
 @scenario(pattern="fork")
 def data_loader_workers(t: Any) -> None:
-    """Workers of a DataLoader inherit the connection, and hold it while they live."""
+    """Workers of a DataLoader inherit the connection, and keep it while they live."""
     model = t.model(Net)
     opt = t.attach(model)
     loader = torch.utils.data.DataLoader(Numbers(t), batch_size=None, num_workers=1 if t.real else 0,
@@ -321,13 +321,13 @@ def data_loader_workers(t: Any) -> None:
 
 @scenario(pattern="exit", fresh=True, tolerates=(1302,), limit=300)
 def exit_without_close(t: Any) -> None:
-    """The interpreter ends with the optimizer still attached."""
+    """The interpreter ends with an attached optimizer."""
     train(t, close=False)
 
 
 @scenario(pattern="exit", fresh=True, tolerates=(1007, 1302), limit=300)
 def exit_with_gradients(t: Any) -> None:
-    """A backward, no step, and the end of the program."""
+    """The program ends after a backward, without a step."""
     model = t.model(Net)
     opt = t.attach(model)
     for step in t.steps(opt):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients that the program reads between the backward and the step."""
+"""Programs that read gradients between the backward and the step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ READ = "reads .grad of embed.weight between backward() and step() and finds None
 
 
 def train_and(t: Any, faulty: Any, repaired: Any = None, prepare: Any = None) -> None:
-    """faulty, repaired: what the program does with the model between backward() and step()."""
+    """faulty(model), repaired(model): run between backward() and step()."""
     model = t.model(Net)
     opt = t.attach(model)
     if prepare and not t.faulty:
@@ -46,7 +46,7 @@ def norm_by_hand(t: Any) -> None:
 @scenario(Refused(("TypeError",), says=("NoneType", "reads .grad of embed.weight", "the mean over all ranks")),
           pattern="reads", remarks=(READ,))
 def mean_by_hand(t: Any) -> None:
-    """The program takes the mean over the ranks itself. The daemon does."""
+    """The program averages the gradients over the ranks, which the daemon does already."""
     train_and(t, lambda model: [torch.distributed.all_reduce(p.grad) for p in model.parameters()])
 
 
@@ -59,7 +59,7 @@ def clamp(model: nn.Module) -> None:
 @scenario(Refused(("UserWarning",), says=("reads .grad of embed.weight", "has no effect", "param.register_hook")),
           pattern="reads")
 def clamped_by_hand(t: Any) -> None:
-    """A loop that clamps what is there, and there is nothing. As `python -W error` runs it."""
+    """The program clamps gradients, but there are none. Warnings are errors, as with `python -W error`."""
 
     def prepare(model: nn.Module) -> None:
         for p in model.parameters():
@@ -71,7 +71,7 @@ def clamped_by_hand(t: Any) -> None:
 
 @scenario(pattern="reads")
 def gradients_of_another_model(t: Any) -> None:
-    """The same loop over a model with an optimizer of torch's, before the backward and after the step."""
+    """The same clamping of another model with a torch optimizer, before the backward and after the step, is allowed."""
     warnings.simplefilter("error", UserWarning)
     other = nn.Linear(2, 2)
     ordinary = torch.optim.SGD(other.parameters(), lr=0.1)

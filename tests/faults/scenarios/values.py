@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients that are not numbers, and arguments that differ: E1102, E1108, E1201, E1202."""
+"""Gradients that are not finite or not valid, and arguments that differ: E1102, E1108, E1201, E1202."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STOP_AT_NONFINITE = {"diagnostics": {"on_nonfinite": "error"}}
 
 
 def train(t: Any, spoil: Any = None, before_step: Any = None) -> None:
-    """spoil(model): hooks that make a gradient what it should not be, for one backward."""
+    """spoil(model): adds hooks that spoil a gradient, for one backward."""
     model = t.model(Net)
     opt = t.attach(model)
     for step in t.steps(opt):
@@ -48,7 +48,7 @@ def to_nan(model: Net) -> Any:
            sticky=False),
     pattern="NaN", trains=True, stages=(1, 2, 3))
 def nan_on_one_rank(t: Any) -> None:
-    """One NaN on rank 1: the step is skipped on all ranks alike."""
+    """Rank 1 has one NaN. All ranks skip the step."""
     train(t, to_nan)
 
 
@@ -57,7 +57,7 @@ def nan_on_one_rank(t: Any) -> None:
            says=("NaN at element 17 of 64", "step held"), exception="NonFiniteGradient", told=1),
     policy=STOP_AT_NONFINITE, pattern="NaN", echoes=(1201, 1302))
 def nan_held(t: Any) -> None:
-    """The same where such steps are to be held."""
+    """Rank 1 has one NaN, and such steps are configured to be held."""
     train(t, to_nan)
 
 
@@ -66,7 +66,7 @@ def nan_held(t: Any) -> None:
            sticky=False),
     pattern="Inf", trains=True)
 def inf_after_scaling(t: Any) -> None:
-    """A gradient that a scale of its own has driven beyond what fp32 can hold."""
+    """The program scales a gradient beyond the range of fp32."""
     train(t, lambda model: model.head.bias.register_hook(lambda g: g * 1e38 * 1e38))
 
 
@@ -75,7 +75,7 @@ def inf_after_scaling(t: Any) -> None:
            says=("inf at element 0 of 1", "their sum is beyond what fp32 can hold"), exception="", sticky=False),
     pattern="Inf", trains=True)
 def sum_overflows(t: Any) -> None:
-    """Finite on each rank, and too large together."""
+    """The gradients of all ranks are finite, but their sum is not."""
     train(t, lambda model: model.head.bias.register_hook(lambda g: torch.full_like(g, 3e38)))
 
 
@@ -86,12 +86,12 @@ def sum_overflows(t: Any) -> None:
         "fp16": {"enabled": True, "loss_scale": 0, "initial_scale_power": 0, "hysteresis": 1, "min_loss_scale": 1}},
     pattern="E1202", echoes=(1202, 1302))
 def loss_scale_at_minimum(t: Any) -> None:
-    """A NaN cannot be scaled away: the loss scale is at its minimum already."""
+    """A NaN with the loss scale at its minimum: the scale cannot be lowered further."""
     train(t, to_nan)
 
 
 def second_to_ask(run: Any) -> None:
-    """The first to ask for the step is taken as the expected one, so rank 0 asks first."""
+    """The first arguments of a step count as the expected ones, so rank 0 asks first."""
     ranks = [run.start(r) for r in range(2)]
     if run.faulty:
         run.until_waiting(0, step=1, state="step")
@@ -104,7 +104,7 @@ def second_to_ask(run: Any) -> None:
            exception="StepArgumentsDiffer"),
     pattern="E1108", direct=second_to_ask)
 def other_lr_on_one_rank(t: Any) -> None:
-    """Rank 1's schedule follows its own loss."""
+    """Rank 1's learning rate schedule follows its own loss."""
 
     def schedule(opt: Any, step: int) -> None:
         if t.goes_wrong(step):
@@ -118,7 +118,7 @@ def other_lr_on_one_rank(t: Any) -> None:
 
 
 class Lookup(nn.Module):
-    """declared: the module says that its gradients are sparse; called: only the call does."""
+    """declared: the module declares sparse gradients; called: only the call makes them sparse."""
 
     def __init__(self, declared: bool, called: bool) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ def look_up(t: Any, declared: bool, called: bool) -> None:
 
 @scenario(Refused(("Error", "TypeError"), says=("emb", "sparse=False")), pattern="sparse")
 def sparse_embedding(t: Any) -> None:
-    """An embedding that says of itself that its gradients are sparse is refused when the model is attached."""
+    """An embedding that declares sparse gradients is refused when the model is attached."""
     look_up(t, declared=t.faulty, called=False)
 
 
@@ -153,7 +153,7 @@ def sparse_embedding(t: Any) -> None:
            says=("torch.sparse_coo",), exception="WrongGradient"),
     pattern="sparse")
 def sparse_gradient(t: Any) -> None:
-    """A gradient that turns out to be sparse: no module said so."""
+    """A gradient is sparse, although no module declared it."""
     look_up(t, declared=False, called=t.faulty)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What programs do to weights and models: E1103 to E1110, and what they may do."""
+"""Changes of weights and models: E1103 to E1110, and changes that are allowed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ BEFORE = ("before zerod.Optimizer(model)",)
     Expect(1104, params=EVERYTHING, rank=1, step=1, micro_batch=ANY, fix=BEFORE, exception="WeightsRepointed"),
     pattern=".to()", stages=(1, 2))
 def to_double_and_back(t: Any) -> None:
-    """Two casts later the weights have their type again, but lie somewhere else."""
+    """After two casts the weights have their dtype again, but other memory."""
     train(t, lambda model, step: model.double().float() if t.goes_wrong(step) else None)
 
 
@@ -48,7 +48,7 @@ def to_double_and_back(t: Any) -> None:
     Expect(1104, params=EVERYTHING, rank=ALL, step=1, micro_batch=ANY, fix=BEFORE, exception="WeightsRepointed"),
     pattern=".half()")
 def to_half(t: Any) -> None:
-    """model.half() after the model was attached: gradients are of another type, and that is not the cause."""
+    """model.half() after the model was attached: the text names this cause, not the other dtype of the gradients."""
     train(t, lambda model, step: model.half() if t.goes_wrong(step) else None)
 
 
@@ -57,7 +57,7 @@ def to_half(t: Any) -> None:
            exception="WeightsRepointed", sticky=False),
     pattern="assign=True")
 def load_with_assign(t: Any) -> None:
-    """load_state_dict(assign=True) would put other storage under the names: it is refused before it does."""
+    """load_state_dict(assign=True) would replace the parameters' memory. It is refused before that."""
 
     def load(model: Net, step: int) -> None:
         if t.goes_wrong(step):
@@ -72,7 +72,7 @@ def load_with_assign(t: Any) -> None:
            exception="WeightsRepointed"),
     pattern="p.data = x")
 def data_replaced(t: Any) -> None:
-    """p.data = something else."""
+    """The program assigns p.data."""
 
     def replace(model: Net, step: int) -> None:
         if t.goes_wrong(step):
@@ -85,7 +85,7 @@ def data_replaced(t: Any) -> None:
 
 
 def average(t: Any, model: nn.Module, step: int, kept: dict[str, torch.Tensor]) -> None:
-    """An exponential moving average that is written back in place."""
+    """Writes an exponential moving average back in place."""
     if step != 1:
         kept.update({n: p.detach().clone() for n, p in model.named_parameters()})
         return
@@ -102,7 +102,7 @@ def average(t: Any, model: nn.Module, step: int, kept: dict[str, torch.Tensor]) 
            says=("weights.py",), exception="WeightsWritten"),
     pattern="E1106", stages=(1, 2))
 def write_in_place(t: Any) -> None:
-    """An in-place write to published weights: the next forward is refused, before other ranks get anything of it."""
+    """An in-place write to published weights: the next forward is refused before other ranks get the change."""
     kept: dict[str, torch.Tensor] = {}
     train(t, lambda model, step: average(t, model, step, kept))
 
@@ -112,7 +112,7 @@ def write_in_place(t: Any) -> None:
            exception="", sticky=False, signal=signal.SIGSEGV),
     pattern="E1110", echoes=(1302,), stages=(3,), policy={"limits": {"reattach_timeout": "1s"}})
 def read_released(t: Any) -> None:
-    """Stage 3: a weight is read between two forwards, where it is not there."""
+    """Stage 3: a weight is read between two forwards, when it is not gathered."""
 
     def read(model: Net, step: int) -> None:
         if t.goes_wrong(step):
@@ -129,7 +129,7 @@ def read_released(t: Any) -> None:
 
 @scenario(pattern="writable", stages=(1, 2, 3))
 def load_in_a_window(t: Any) -> None:
-    """Weights are loaded in a window on all ranks; rank 0's count."""
+    """All ranks load weights in a window. Rank 0's count."""
 
     def load(model: Net, step: int) -> None:
         if step == 1:
@@ -154,5 +154,5 @@ def copy_for_evaluation(t: Any) -> None:
 
 @scenario(pattern=".to()")
 def to_where_it_is(t: Any) -> None:
-    """model.to("cpu") and model.float() move nothing."""
+    """model.to("cpu") and model.float() change nothing."""
     train(t, lambda model, step: model.to("cpu").float())

@@ -2,11 +2,11 @@
 #pragma once
 
 /*
- * The CUDA driver as the stand-ins know it: virtual memory management for the engine; contexts, streams, events and
- * copies for trainers. Nobody links the driver. The engine asks the runtime for its calls by name
- * (cudaGetDriverEntryPointByVersion), trainers open it as a library. The prototypes are here so that a pointer can be
- * declared as __typeof__(&cuMemCreate), as with CUDA's own file. A call whose name has a version in the library has it
- * here by a macro, as there.
+ * The CUDA driver as the stand-ins provide it: virtual memory management for the engine; contexts, streams, events and
+ * copies for trainers. No program links the driver. The engine gets the driver's calls by name from the runtime
+ * (cudaGetDriverEntryPointByVersion), and trainers open the driver as a library. The prototypes allow a pointer to be
+ * declared as __typeof__(&cuMemCreate), as with CUDA's own file. If the library's name of a call has a version suffix,
+ * a macro adds it, as in CUDA's file.
  */
 
 #include <stddef.h>
@@ -121,14 +121,14 @@ typedef enum CUmemAllocationGranularity_flags_enum {
 
 typedef struct CUmemLocation_st {
     CUmemLocationType type;
-    int id; /* of the device */
+    int id; /* ordinal of the device */
 } CUmemLocation;
 
 typedef struct CUmemAllocationProp_st {
     CUmemAllocationType type;
     CUmemAllocationHandleType requestedHandleTypes;
     CUmemLocation location;
-    void *win32HandleMetaData; /* NULL */
+    void *win32HandleMetaData; /* must be NULL */
     struct {
         unsigned char compressionType;
         unsigned char gpuDirectRDMACapable;

@@ -2,10 +2,10 @@
 #pragma once
 
 /*
- * The CUDA runtime as the stand-ins know it: what zerod-engine-nccl and its tests call, and no more. A source that
- * compiles against this file compiles against CUDA's own without a change; names, numbers and signatures are CUDA's,
- * and tests/sim/check-headers.c holds them against each other where CUDA is installed. What the stand-ins do beyond
- * CUDA (look for wrong uses, come late, fail on order) is told in tests/sim/sim.h.
+ * The CUDA runtime as the stand-ins provide it: only the calls of zerod-engine-nccl and its tests. A source that
+ * compiles with this file compiles with CUDA's own file unchanged. Names, numbers and signatures are CUDA's; where CUDA
+ * is installed, tests/sim/check-headers.c compares them. tests/sim/sim.h describes what the stand-ins add to CUDA: they
+ * detect wrong uses, delay operations and fail on order.
  */
 
 #include <stddef.h>

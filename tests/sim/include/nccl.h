@@ -2,8 +2,8 @@
 #pragma once
 
 /*
- * NCCL as the stand-ins know it: what zerod-engine-nccl and its tests call, and no more. Names, numbers and signatures
- * are those of NCCL 2.28; see tests/sim/sim.h for what the stand-ins do beyond it.
+ * NCCL as the stand-ins provide it: only the calls of zerod-engine-nccl and its tests. Names, numbers and signatures
+ * are those of NCCL 2.28. tests/sim/sim.h describes what the stand-ins add.
  */
 
 #include <limits.h>
@@ -69,7 +69,7 @@ typedef enum {
 #define NCCL_CONFIG_UNDEF_INT INT_MIN
 #define NCCL_CONFIG_UNDEF_PTR NULL
 
-/* To be filled by the initializer below; then blocking and the others may be set. */
+/* Initialise it with the initializer below; then set blocking and the other fields. */
 typedef struct ncclConfig_v22800 {
     size_t size;
     unsigned int magic;

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Models on GPUs and a daemon in host memory, with nothing configured: the job has large buckets, and rings for all gradients
-of a micro-batch, if memory allows. The bits are those of models in host memory. There is no GPU: late_cuda.py stands in.
+Models on GPUs with a daemon in host memory and the default configuration. The job has large buckets, and rings for all
+gradients of a micro-batch if there is enough memory. The bits are those of models in host memory. late_cuda.py stands
+in for a GPU.
 """
 
 import contextlib
@@ -25,7 +26,9 @@ AUTO = {"reduce_bucket_size": "auto"}
 
 
 def train(on_gpu):
-    """A rank; on_gpu: those whose model is on a GPU. Returns weights, what rank 0 said, status, copies and problems."""
+    """
+    Runs a rank. on_gpu: ranks whose model is on a GPU. Return: weights, rank 0's output, status, copies and problems.
+    """
     if int(os.environ["RANK"]) in on_gpu:
         late_cuda.install()
     import zerod
@@ -42,7 +45,7 @@ def train(on_gpu):
             before = late_cuda.counts["blocked"]
             loss.backward()
             n_blocked += late_cuda.counts["blocked"] - before
-        status = opt._client.status(10)  # before the step: no rank leaves without the other's last one
+        status = opt._client.status(10)  # before the step, because no rank leaves before the other one's last step
         opt.step()
     weights = torch.cat([p.detach().flatten() for p in model.parameters()])
     opt.close()
@@ -61,12 +64,12 @@ def check_bits(reference, ranks):
         assert rank[4] == []
 
 
-found = []  # the reference, of this process
+found = []  # the reference of this process
 
 
 @pytest.fixture
 def reference(zerod, run):
-    """The weights of models in host memory, whose sizes are those of host memory."""
+    """The weights of models in host memory, with the default sizes for host memory."""
     if not found:
         daemon = zerod({"zero_optimization": AUTO})
         ranks = run(daemon, train, on_gpu=())
@@ -111,7 +114,7 @@ def test_one_model_in_host_memory(zerod, run, reference):
     ({"reduce_bucket_size": 200_000}, 200_000, 0.33, "for rings of 12.0 MiB, which hold all gradients of a micro-batch"),
 ], ids=["buckets", "ring"])
 def test_memory_is_short(build, zerod, run, reference, settings, bucket, share, said):
-    """The job is formed with smaller rings, and one line says so."""
+    """With little memory the job has smaller rings, and one line reports this."""
     limit = bytes_needed(build, "--offload")["needed_bytes"] - (4 << 20)
     daemon = zerod({"zero_optimization": settings, "limits": {"memory": f"{limit >> 10}KiB"}})
     ranks = run(daemon, train, on_gpu=(0, 1))
@@ -124,7 +127,7 @@ def test_memory_is_short(build, zerod, run, reference, settings, bucket, share, 
 
 @pytest.mark.full
 def test_little_memory_is_wanted(zerod, run, reference):
-    """overlap_comm: false: rings for two buckets."""
+    """overlap_comm: false. The rings have room for two buckets."""
     daemon = zerod({"zero_optimization": {"reduce_bucket_size": 500_000, "overlap_comm": False}})
     ranks = run(daemon, train, on_gpu=(0, 1))
     check_bits(reference, ranks)
@@ -145,7 +148,7 @@ def test_all_nodes_have_one_layout(zerod, run, reference, monkeypatch, on_gpu, b
 
 
 def test_a_run_keeps_its_rings(build, start, tmp_path, reference):
-    """A daemon that takes the run over finds the rings as large as they were, and another run gets its own."""
+    """A daemon that adopts the run keeps the size of its rings. Another run gets new rings."""
     daemon = KeptDaemon(build, tmp_path, {"zero_optimization": AUTO}, plan=["summed:kill@3", None])
     try:
         ranks = [start(daemon, train, rank, on_gpu=(0, 1)) for rank in range(2)]

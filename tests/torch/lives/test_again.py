@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-close() and attach again in one process: with the same model the run goes on, with another one the next run begins. All of
-it beside plain torch, or beside a run that was not interrupted.
+close() and a new attach in one process. With the same model the run continues, with another model the next run begins.
+The results are compared with plain torch, or with an uninterrupted run.
 """
 
 import os
@@ -38,7 +38,7 @@ def train(opt, model, fold=0, steps=range(N_STEPS)):
 
 
 def plain(model, steps, fold=0, opt=None, world=WORLD):
-    """The same with torch, for all ranks."""
+    """Does the same steps with torch, for all ranks."""
     trainable = [p for p in model.parameters() if p.requires_grad]
     opt = opt or torch.optim.AdamW(trainable, **ADAM)
     for step in steps:
@@ -76,7 +76,7 @@ def n_nodes(request, monkeypatch):
 
 
 def folds(n_folds, named=False, resets=False):
-    """Each fold has a model of its own, or one that is initialised anew. The ranks are not equally fast."""
+    """Each fold has a new model, or the same model with new initial weights. One rank is slower."""
     import zerod
 
     model, starts = make_model(), []
@@ -121,7 +121,7 @@ def sweep(settings):
 
 
 def test_sweep_over_optimizers(zerod, run):
-    """The daemon names none, so each run has the one that its program wants."""
+    """The daemon configures no optimizer, so each run has its program's optimizer."""
     run(zerod(config()), sweep, settings=[("AdamW", ADAM), ("SGD", {"lr": 0.1}), ("SGD", {"lr": 0.2, "momentum": 0.9})])
 
 
@@ -152,7 +152,7 @@ def thaw(keeps):
 
 @pytest.mark.parametrize("keeps", [False, True])
 def test_thawed_in_mid_run(zerod, run, keeps):
-    """Another layout is another run; the moments of parameters of the same name go on where the program asks for it."""
+    """A model with another layout is another run. Moments of the same names are kept if the program asks."""
     run(zerod(config()), thaw, keeps=keeps)
 
 
@@ -160,7 +160,7 @@ def test_thawed_in_mid_run(zerod, run, keeps):
 
 
 def two_halves(pauses):
-    """With pauses the optimizer is closed after each step but the last."""
+    """pauses: closes the optimizer after each step except the last."""
     import zerod
 
     model = make_model()
@@ -179,7 +179,7 @@ def two_halves(pauses):
 
 @pytest.mark.parametrize("stage", [2, *full(1, 3)])
 def test_same_model_goes_on(zerod, run, n_nodes, stage):
-    """Bit for bit as without a pause: the moments stayed in the daemon, the buffers in the process."""
+    """Pauses change no bit: the moments stay in the daemon, the buffers in the process."""
     wanted = run(zerod(config(stage)), two_halves, pauses=False)
     daemon = zerod(config(stage))
     for ours, theirs in zip(run(daemon, two_halves, pauses=True), wanted, strict=True):
@@ -188,7 +188,7 @@ def test_same_model_goes_on(zerod, run, n_nodes, stage):
 
 
 def test_same_model_goes_on_where_ranks_may_leave(zerod, run):
-    """on_leave: continue. Nobody makes a step while another rank is between close() and the next attach."""
+    """on_leave: continue. No rank does a step while another one is between close() and its next attach."""
     run(zerod(config(diagnostics={"on_leave": "continue"})), two_halves, pauses=True)
 
 
@@ -199,7 +199,7 @@ def names(steps):
     train(opt, opt.model)
     opt.close()
     again = make_model(1)
-    opt = zerod.Optimizer(again, run_id="first", **ADAM, sync_buffers=False)  # the name decides
+    opt = zerod.Optimizer(again, run_id="first", **ADAM, sync_buffers=False)  # the name decides that it is the same run
     first = opt.resumed, opt.epoch
     opt.begin_anew()
     train(opt, again)
@@ -231,7 +231,7 @@ def test_an_open_one_is_refused(zerod, run):
     assert run(zerod(config()), still_open) == [True] * WORLD
 
 
-# ---- when not all is well -------------------------------------------------------------------------------
+# ---- faults -----------------------------------------------------------------------------------------------
 
 
 def one_is_late(folder, late):
@@ -257,7 +257,7 @@ def one_is_late(folder, late):
 
 @pytest.mark.parametrize("late", [1, 0])
 def test_stall_names_who_has_not_closed(zerod, start, tmp_path, late):
-    """Who attaches again waits, and E1303 says for whom, and what is right."""
+    """A rank that attaches again must wait. E1303 names the late rank and the correct calls."""
     daemon = zerod(config(diagnostics={"stall_warning": "300ms"}))
     ranks = [start(daemon, one_is_late, r, folder=str(tmp_path), late=(late, 0)) for r in range(WORLD)]
     wait_for("one has closed", (tmp_path / "closed").exists, 60 * daemon.patience)
@@ -291,7 +291,9 @@ def killed(folder, life):
 
 
 def test_killed_while_another_waits_to_come_again(zerod, start, tmp_path):
-    """Its successor leaves the run, too, and then both go on."""
+    """
+    A rank is killed while another one waits to attach again. Its successor leaves the run too, then both continue.
+    """
     daemon = zerod(config())
     ranks = [start(daemon, killed, r, folder=str(tmp_path), life=0) for r in range(WORLD)]
     with pytest.raises(Crash):
@@ -323,7 +325,7 @@ def over_a_death(folder, anew):
 
 @pytest.mark.parametrize("anew", [False, True])
 def test_daemon_dies_in_between(build, zerod, start, run, tmp_path, anew):
-    """Rank 1 waits for rank 0 when the daemon is killed. The next one has the run, and lets both in."""
+    """The daemon is killed while rank 1 waits for rank 0. The next daemon has the run, and both attach."""
     (tmp_path / "killed").touch()
     wanted = run(zerod(config()), over_a_death, folder=str(tmp_path), anew=anew)
     (tmp_path / "killed").unlink()
@@ -345,8 +347,10 @@ def test_daemon_dies_in_between(build, zerod, start, run, tmp_path, anew):
 
 
 def test_the_end_of_each_run_is_saved(zerod, run, n_nodes, tmp_path):
-    """save_on_stop: before the run is dropped. load: latest is for the first run: the next one begins with its own weights.
-    Each overwrites the last step of the one before, which the log says."""
+    """
+    save_on_stop saves each run before it is dropped. load: latest applies to the first run only; the next one begins
+    with its own weights. Each run overwrites the previous run's last step, and the log says so.
+    """
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     daemon = zerod(config(checkpoint={"dir": str(folder), "save_on_stop": True, "load": "latest"}))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-What programs do to their model when training is over, before zerod.Optimizer is closed or without closing it: adapters
-are merged, norms are folded, modules are added. And that the same in the midst of training is refused.
+Changes of a model after training, before zerod.Optimizer is closed or without closing it: adapters are merged, norms
+are folded, modules are added. The same changes during training are refused.
 """
 
 import copy
@@ -32,7 +32,7 @@ def train(model, opt, n_steps):
 
 
 def caught(call):
-    """The exception that a call raises, or None."""
+    """Return: the exception that a call raises, or None."""
     try:
         call()
     except Exception as e:
@@ -43,7 +43,9 @@ def caught(call):
 
 
 def merge(through_trainer, folder):
-    """As after every fine-tuning: the adapters go into the base weights. Returns what is saved, and what it should be."""
+    """
+    Merges the adapters into the base weights, as after fine-tuning. Return: the saved weights, and the expected ones.
+    """
     import peft
     import zerod
 
@@ -96,7 +98,7 @@ def trained_by_trainer(model, folder):
 
 @pytest.mark.parametrize("through_trainer", [*full(False), True])
 def test_merge_and_unload(zerod, start, tmp_path, through_trainer):
-    """The processes end with status 0, and what they save is merged."""
+    """The processes end with status 0, and the saved weights are merged."""
     pytest.importorskip("peft")
     daemon = zerod({"zero_optimization": {"stage": 2}})
     group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
@@ -110,12 +112,12 @@ def test_merge_and_unload(zerod, start, tmp_path, through_trainer):
     for rank in ranks:
         rank.join(30)
         assert rank.exitcode == 0
-    # Processes of multiprocessing end without the exit handlers of C: to the daemon they are lost.
+    # Processes of multiprocessing end without C's exit handlers, so the daemon considers them lost.
     assert {said["code"] for said in daemon.json("diagnostics")} <= {"E1302"}
 
 
 def write_and_go_on(way):
-    """Rank 1 writes to a weight after its second step; what it is told, and what training comes to."""
+    """Rank 1 writes to a weight after its second step. Return: its error, and the final weights."""
     import zerod
 
     model = make_model()
@@ -146,7 +148,7 @@ def write_and_go_on(way):
 
 @pytest.mark.parametrize("way, weights", each_once(("forward", "step", "window", "evaluated"), ("shared", "private")))
 def test_write_in_the_midst(zerod, run, way, weights):
-    """E1106 names all that was written to; dropped, training ends with the weights of an undisturbed run."""
+    """E1106 names all written parameters. Without the writes, training ends with the undisturbed weights."""
     job = {"zero_optimization": {"stage": 2}, "weights": weights}
     (_, other), (said, weights) = run(zerod(job), write_and_go_on, way=way)
     assert type(said).__name__ == "WeightsWritten" and said.code == 1106, said
@@ -169,7 +171,7 @@ def undisturbed_run():
 
 
 def write_the_same():
-    """As a broadcast of rank 0's weights does, which are everybody's."""
+    """Writes equal values, like a broadcast of rank 0's weights, which all ranks already have."""
     import zerod
 
     model = make_model()
@@ -184,7 +186,7 @@ def write_the_same():
     assert model[0].weight.data_ptr() == address and not torch.equal(model[0].weight, before), "the pages are not shared"
     with torch.no_grad():
         model[0].weight.zero_()
-    opt.close()  # of a program that is done: what it wrote stays
+    opt.close()  # the program is done, so its writes stay
     return model[0].weight.abs().sum().item(), model[2].weight.abs().sum().item()
 
 
@@ -197,7 +199,7 @@ def test_write_of_the_same_values(zerod, run, weights):
 
 
 def write_in_threads():
-    """Many threads write to many pages at once, and none loses what another has written."""
+    """Many threads write to many pages at the same time. No thread loses another one's writes."""
     import zerod
 
     torch.manual_seed(3)
@@ -214,7 +216,7 @@ def test_threads_write_at_once(zerod, run):
     assert run(zerod({"world": {"size": 1}}), write_in_threads) == [(True, 0)]
 
 
-# ---- modules that come late -----------------------------------------------------------------------------
+# ---- modules that are added later -----------------------------------------------------------------------
 
 
 class Tower(nn.Module):
@@ -228,15 +230,15 @@ class Tower(nn.Module):
 
 
 def add_late():
-    """An average and a reference are added while training, and one day one of them is trained."""
+    """A moving average and a reference model are added during training, and later one of them is trained."""
     import zerod
 
     model = Tower()
     opt = zerod.Optimizer(model)
     train(model, opt, 1)
-    model.average = copy.deepcopy(model.net)  # an EMA
+    model.average = copy.deepcopy(model.net)  # a moving average
     model.late = nn.ModuleDict()
-    model.late["more"] = nn.Linear(6, 6)  # of a module that is late itself
+    model.late["more"] = nn.Linear(6, 6)  # in a module that was added later itself
     model.net[0].register_parameter("scale", nn.Parameter(torch.ones(1)))
     train(model, opt, 3)
     assert all(param.grad is None for param in model.average.parameters())
@@ -256,7 +258,9 @@ def add_late():
 
 
 def test_late_modules(zerod, start):
-    """Fine as long as nobody trains them; their first gradient is told, and the step as well."""
+    """
+    Late modules are allowed as long as they are not trained. Their first gradient raises an error, and the step too.
+    """
     said, n_steps = start(zerod({"world": {"size": 1}}), add_late).result()
     assert n_steps == 6
     for text in said:
@@ -265,7 +269,7 @@ def test_late_modules(zerod, start):
 
 
 def replace():
-    """remove_weight_norm() after training; and another weight in the midst of it."""
+    """remove_weight_norm() after training; and a replaced weight during training."""
     import zerod
 
     model = nn.Sequential(nn.utils.weight_norm(nn.Linear(6, 4)), nn.Linear(4, 6))
@@ -294,7 +298,9 @@ def test_replaced_parameters(zerod, start):
 
 
 def reference_adapter():
-    """As DPO trainers do: a second adapter, made after the optimizer, is the reference, and only the first is trained."""
+    """
+    As in DPO trainers, a second adapter, made after the optimizer, is the reference. Only the first adapter is trained.
+    """
     import peft
     import zerod
 
@@ -337,7 +343,7 @@ def leaves(n_steps):
 
 
 def test_a_rank_that_left_misses_nothing(zerod, run):
-    """Its gradients are not missing: neither E1005, nor a step that on_missing skips."""
+    """The gradients of a rank that has left are not missing: there is no E1005, and on_missing skips no step."""
     daemon = zerod({"diagnostics": {"on_leave": "continue", "on_missing": "skip"}, "world": {"size": 2}})
     assert run(daemon, leaves, n_steps=6) == [[True] * 6, [True]]
     assert daemon.json("diagnostics") == []

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A torch trainer with user state, killed at random moments: a bit-equal end. scripts/soak torch-kills makes 50 of it."""
+"""
+A torch trainer with user state is killed at random moments and ends with equal bits. scripts/soak torch-kills does 50
+runs.
+"""
 
 import pytest
 import trainer_kills

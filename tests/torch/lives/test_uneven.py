@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-One rank's training ends, and the other one goes on: the rank that is done leaves the job before it waits for the process
-group, so that diagnostics.on_leave decides. Where the others cannot go on, all end, and a line says who was done and when.
+One rank's training ends while the other one continues. The finished rank leaves the job before it waits for the process
+group, so that diagnostics.on_leave decides. If the other ranks cannot continue, all end, and a line says which rank was
+done after which step.
 """
 
 import json
@@ -22,7 +23,7 @@ LEAVES = f"zerod: {DONE}: rank 0 leaves the job"
 
 @pytest.fixture
 def train(build, zerod, tmp_path):
-    """Return: the daemon; what rank 1's process ended with; what was said; how long it took."""
+    """train(library, on_leave, more) -> the daemon; rank 1's exit status; the output; the duration in seconds."""
 
     def go(library, on_leave, more=None):
         pytest.importorskip({"trainer": "transformers"}.get(library, library), reason=f"{library} is not installed")
@@ -56,7 +57,9 @@ def test_continue(train, library):
 
 
 def test_a_trainer_cannot_continue(train):
-    """Its ranks exchange numbers of tokens in each step, so no step is made without the one that is done."""
+    """
+    The Trainer's ranks exchange numbers of tokens in each step, so no rank can do a step without the finished one.
+    """
     daemon, status, said, _ = train("trainer", "continue")
     assert status != 0 and f"{DONE}, which needs the data of all ranks: rank 0 ends as well" in said, said
     assert daemon.status()["step"] == 3
@@ -64,7 +67,7 @@ def test_a_trainer_cannot_continue(train):
 
 @pytest.mark.full
 def test_done_and_saving(train):
-    """Rank 0 does not get to the end of train(), because it saves, which is a collective of the process group."""
+    """Rank 0 does not reach the end of train(), because it saves, which needs all ranks of the process group."""
     daemon, status, said, _ = train("trainer", "stop", {"save_strategy": "epoch"})
     assert status == 1 and said.count(LEAVES) == 1, said
     assert daemon.log().count("E1302 a rank has left, the others stop: rank 0, step 3") == 1 and daemon.status()["step"] == 3
@@ -72,7 +75,7 @@ def test_done_and_saving(train):
 
 @pytest.mark.full
 def test_lightning_ends(train):
-    """Its ranks wait for each other in the process group at the end of fit(): all end."""
+    """Lightning's ranks wait for each other in the process group at the end of fit(), so all end."""
     daemon, status, said, seconds = train("lightning", "stop")
     assert status == 1 and re.search(r"rank 1, after step 3, waits in \w+\(\) of torch.distributed \(called at uneven.py:\d+\), and "
                                      "rank 0 was done after step 3", said), said

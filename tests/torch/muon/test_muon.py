@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Muon against torch.optim.Muon, which computes the iterations in bf16: beside torch as it is, and beside torch that computes
-them in fp32. Then the same bits in every stage, with any number of ranks and threads, and after a checkpoint.
+Muon compared with torch.optim.Muon, which computes the iterations in bf16: with the original, and with a variant that
+computes them in fp32. Then equal bits in every stage, with any number of ranks and threads, and after a checkpoint.
 """
 
 import io
@@ -17,13 +17,13 @@ from tiers import each_once, full
 from torch import nn
 
 SETTINGS = {"lr": 0.02, "weight_decay": 0.1}
-BARE = {"betas": None, "weight_decay": None}  # of the tests' usual configuration
-TOLERANCE = 5e-6  # as of other optimizers: docs/numerics.md
+BARE = {"betas": None, "weight_decay": None}  # removes keys of the tests' usual configuration
+TOLERANCE = 5e-6  # as for other optimizers, docs/numerics.md
 N_STEPS = 6
 
 
 class Model(nn.Module):
-    """Wide, tall and square matrices; an embedding, vectors; a head that a Transformers model would name."""
+    """Wide, tall and square matrices; an embedding and vectors; a head with the name that Transformers models use."""
 
     def __init__(self):
         super().__init__()
@@ -58,7 +58,7 @@ def weights_of(model):
 
 
 def loss_of(model, step):
-    """Its gradients are the same on all ranks, and their sums over 1, 2 or 4 ranks exact."""
+    """Return: a loss with the same gradients on all ranks, whose sums over 1, 2 or 4 ranks are exact."""
     import zerod
 
     with zerod.gathered(model):
@@ -75,7 +75,7 @@ def train(steps, model, opt):
 
 
 def distance(a, b):
-    """The largest difference relative to max(|x|, rms of the tensor)."""
+    """Return: the largest difference, relative to max(|x|, rms of the tensor)."""
     scale = torch.maximum(b.abs(), b.pow(2).mean().sqrt())
     return ((a - b).abs() / scale).max().item()
 
@@ -84,7 +84,7 @@ def distance(a, b):
 
 
 def beside_torch(settings, in_fp32):
-    """For each parameter how far both are apart after some steps: relative to the weights, and to their change."""
+    """Return: for each parameter the difference after some steps, relative to the weights, and to their change."""
     import zerod
 
     theirs, model = make_model(), make_model()
@@ -121,7 +121,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", ["usual", "as AdamW", *full("plain", "other iterations")])
 def test_equals_torch(zerod, start, name):
-    """The weights, relative to themselves and to how far they have moved."""
+    """The weights agree, relative to their size and to their change."""
     for in_fp32, bound, way in ((True, TOLERANCE, 1e-4), (False, 1, 0.05)):
         found = start(zerod(config(ranks=1)), beside_torch, settings=CASES[name], in_fp32=in_fp32).result()
         assert all(a < bound and b < way for a, b in found.values()), (in_fp32, found)
@@ -131,7 +131,7 @@ def test_equals_torch(zerod, start, name):
 
 
 def run_steps(steps, dtype=torch.float32, load=None, clip=False):
-    """A rank: trains. Return: weights and the whole state."""
+    """Trains one rank. Return: weights and the whole state."""
     import zerod
 
     model = make_model(dtype)
@@ -159,7 +159,7 @@ def unpacked(data):
 
 
 def assert_same(a, b):
-    """a, b: results of run_steps()."""
+    """Compares two results of run_steps()."""
     assert all(torch.equal(a[0][name], b[0][name]) for name in a[0])
     a, b = unpacked(a[1])["optimizer"]["state"], unpacked(b[1])["optimizer"]["state"]
     assert all(torch.equal(torch.as_tensor(a[i][k]), torch.as_tensor(b[i][k])) for i in a for k in a[i])
@@ -168,13 +168,13 @@ def assert_same(a, b):
 
 KINDS = [("fp32", {}), ("bf16", {}), ("bf16", {"bf16": {"enabled": True, "bf16_optimizer_states": True}}),
          ("bf16", {"optimizer": {"params": {"optim_bits": 8, "master_weight_bits": 24}}})]
-OTHERS = [  # number of nodes, and configuration
+OTHERS = [  # (number of nodes, configuration)
     (1, {"zero_optimization": {"stage": 1}, "world": {"size": 2}, "threads": 1}),
     (1, {"zero_optimization": {"stage": 2, "reduce_bucket_size": 500}, "world": {"size": 4}, "threads": 3}),
     (1, {"zero_optimization": {"stage": 3}, "world": {"size": 2}}),
     (1, {"zero_optimization": {"stage": 3, "stage3_on_one_node": "gathered"}, "world": {"size": 4}, "weights": "shared"}),
     (2, {"zero_optimization": {"stage": 1, "reduce_bucket_size": 5000}, "world": {"size": 4}}),
-    (2, {"zero_optimization": {"stage": 2}, "world": {"size": 2}}),  # one bucket: a node owns no matrix
+    (2, {"zero_optimization": {"stage": 2}, "world": {"size": 2}}),  # one bucket, so a node owns no matrix
     (3, {"zero_optimization": {"stage": 2, "reduce_bucket_size": 500}, "world": {"size": 4}}),
     (3, {"zero_optimization": {"stage": 3, "reduce_bucket_size": 5000}, "world": {"size": 4}, "threads": 3}),
 ]
@@ -182,7 +182,7 @@ OTHERS = [  # number of nodes, and configuration
 
 @pytest.mark.parametrize("kind, other", each_once(range(len(KINDS)), range(len(OTHERS))))
 def test_same_bits(zerod, run, monkeypatch, kind, other):
-    """Stages, ranks, nodes, buckets and threads make no difference where all ranks push the same gradients."""
+    """Stages, ranks, nodes, buckets and threads do not change the bits if all ranks push the same gradients."""
     name, changes = KINDS[kind]
     n_nodes, more = OTHERS[other]
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[name]
@@ -196,7 +196,7 @@ def test_same_bits(zerod, run, monkeypatch, kind, other):
 
 @pytest.mark.parametrize("n_nodes", [1, 2])
 def test_state_goes_on(zerod, run, monkeypatch, n_nodes):
-    """A run that continues in another job from state_dict() has the bits of one that was never interrupted."""
+    """A run that continues in another job from state_dict() has the bits of an uninterrupted one."""
     (whole,) = run(zerod(config(ranks=1)), run_steps, steps=range(N_STEPS))
     (half,) = run(zerod(config(ranks=1)), run_steps, steps=range(N_STEPS // 2))
     monkeypatch.setenv("ZEROD_NODES", str(n_nodes))
@@ -206,7 +206,7 @@ def test_state_goes_on(zerod, run, monkeypatch, n_nodes):
 
 @pytest.mark.parametrize("before, after", [(1, 1), (3, 2)])
 def test_checkpoint_into_other_ranks(zerod, run, tmp_path, monkeypatch, before, after):
-    """before, after: numbers of nodes."""
+    """A checkpoint is loaded on another number of nodes. before, after: numbers of nodes."""
     (whole,) = run(zerod(config(ranks=1)), run_steps, steps=range(N_STEPS))
     monkeypatch.setenv("ZEROD_NODES", str(before))
     daemon = zerod(config(ranks=3, checkpoint={"dir": str(tmp_path), "save_steps": N_STEPS // 2}))
@@ -229,7 +229,7 @@ def test_resize(zerod, run):
 
 
 def run_one_matrix(steps):
-    """A model that is one matrix. Return: all values of its state."""
+    """Trains a model that is one matrix. Return: all values of its state."""
     import zerod
 
     torch.manual_seed(7)
@@ -243,7 +243,7 @@ def run_one_matrix(steps):
 
 
 def test_node_without_elements(zerod, run, monkeypatch, tmp_path):
-    """A node that owns nothing at all reads the state, and loads a checkpoint."""
+    """A node that owns no element reads the state, and loads a checkpoint."""
     (whole,) = run(zerod(config(ranks=1)), run_one_matrix, steps=range(N_STEPS))
     monkeypatch.setenv("ZEROD_NODES", "2")
     checkpoint = {"dir": str(tmp_path), "save_steps": N_STEPS // 2}
@@ -265,7 +265,7 @@ def keys():
 
 
 def test_keys_of_the_state(zerod, run):
-    """The keys are torch's."""
+    """The state's keys are those of torch."""
     matrices, others = {"step", "momentum_buffer"}, {"step", "exp_avg", "exp_avg_sq"}
     for found in run(zerod(config()), keys):
         assert found == {name: matrices if name in MATRICES else others for name in found}
@@ -275,7 +275,7 @@ def test_keys_of_the_state(zerod, run):
 
 
 def who(groups):
-    """Which parameters Muon updates, in groups of (names, use_muon)."""
+    """Return: the parameters that Muon updates, in groups of (names, use_muon)."""
     import zerod
 
     model = make_model()
@@ -288,7 +288,7 @@ def who(groups):
 
 
 def test_groups(zerod, start):
-    """A group may ask for Muon, or for AdamW."""
+    """A group may ask for Muon or for AdamW."""
     groups = [(["embed.weight", "head.weight"], {"use_muon": True}), (["up.weight"], {"use_muon": False}),
               (["up.bias", "down.weight"], {})]
     found = start(zerod(config(ranks=1)), who, groups=groups).result()
@@ -318,7 +318,7 @@ def attach(**more):
 
 
 def test_without_openblas(zerod, start, build, tmp_path):
-    """Only jobs with Muon need it. Here another library has its name."""
+    """Only jobs with Muon need OpenBLAS. In this test another library has OpenBLAS's name."""
     shutil.copy(build.path("client/libzerod.so"), tmp_path / "libopenblas.so.0")
     file, env = tmp_path / "muon.yaml", {"LD_LIBRARY_PATH": str(tmp_path)}
     file.write_text(f"listen: {{socket: {tmp_path}/s}}\nworld: {{size: 1}}\noptimizer: {{type: Muon}}\n")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-overlap_update: the forward runs while the daemon still writes the weights. It has the bits of a run without, and reads
-no old weight, however late the last ones come.
+overlap_update: the forward runs while the daemon still writes the weights. The bits are those of a run without overlap.
+No old weight is read, however late the last weights come.
 """
 
 import contextlib
@@ -19,13 +19,13 @@ from tiers import full
 from torch import nn
 
 N_STEPS = 24
-SLOW = {"ZEROD_FAILPOINT": "update:sleep:5@*"}  # each chunk
+SLOW = {"ZEROD_FAILPOINT": "update:sleep:5@*"}  # each chunk takes 5 ms longer
 STUCK = {"ZEROD_FAILPOINT": "update:sleep:60000@9"}  # the ninth chunk of the first step
 CONFIG = {"gradient_clipping": 0.5, "zero_optimization": {"reduce_bucket_size": 100_000_000}}
 
 
 class Model(nn.Module):
-    """An embedding whose weight is the last layer's, too, attention (which reads a weight past its module), dropout."""
+    """An embedding that shares the last layer's weight, attention (which reads a weight directly), dropout."""
 
     def __init__(self):
         super().__init__()
@@ -45,7 +45,7 @@ class Model(nn.Module):
 
 
 def groups_of(model):
-    """As people have them: biases and norms, which share a bucket, are not decayed."""
+    """Return: typical groups: biases and norms, which share a bucket, without decay."""
     params = list(model.parameters())
     return [{"params": [p for p in params if p.dim() > 1], "weight_decay": 0.1},
             {"params": [p for p in params if p.dim() <= 1], "weight_decay": 0.0}]
@@ -58,7 +58,7 @@ def loss_of(model, step, rank, scale=1.0):
 
 
 def train(overlap, n_steps=N_STEPS, infinite=()):
-    """A rank. Return: for each step its loss, norm, and whether it was applied; and the weights at the end."""
+    """Trains one rank. Return: loss, norm and whether it was applied for each step, and the final weights."""
     import zerod
 
     model = Model()
@@ -83,7 +83,7 @@ def assert_same(runs, others):
 
 @pytest.mark.parametrize("env", [{}, SLOW], ids=["fast", "slow"])
 def test_same_bits(zerod, run, env):
-    """Clipped steps, and two that are skipped. Where each chunk takes 5 ms, a forward that did not wait had old weights."""
+    """Clipped and skipped steps. Chunks take 5 ms, so a forward that did not wait would read old weights."""
     n_steps = 8 if env else N_STEPS
     infinite = (3, 5)
     with_it = run(zerod(CONFIG, env=env), train, overlap=True, n_steps=n_steps, infinite=infinite)
@@ -96,13 +96,13 @@ def test_same_bits(zerod, run, env):
     {"weights": "private"}, {"zero_optimization": {"stage": 3, "stage3_on_one_node": "gathered"}},
 ], ids=["private", "gathered"])
 def test_waits_for_all(zerod, run, config):
-    """Where a word for each parameter would not do."""
+    """In these configurations the forward waits for the whole step."""
     with_it = run(zerod(config, env=SLOW), train, overlap=True, n_steps=4)
     assert_same(with_it, run(zerod(config), train, overlap=False, n_steps=4))
 
 
 def two_steps(overlap, after):
-    """A rank: two steps, and between them `after`. Return: what that returned, and the weights at the end."""
+    """Does two steps on one rank, and `after` between them. Return: the result of `after`, and the final weights."""
     import zerod
 
     model = Model()
@@ -112,12 +112,12 @@ def two_steps(overlap, after):
     seen = after(zerod, opt, model)
     loss_of(model, 1, opt.rank).backward()
     opt.step()
-    opt.close()  # leaves with the weights of the last step
+    opt.close()  # ends with the weights of the last step
     return [] if seen is None else seen, {name: w.clone() for name, w in model.state_dict().items()}
 
 
 def push_at_once(zerod, opt, model):
-    """No forward at all: the gradients were known before."""
+    """Pushes gradients that were known before, without a forward."""
     for param in model.parameters():
         param.grad = torch.full_like(param, 0.01)
     opt.step()
@@ -160,7 +160,7 @@ def write(zerod, opt, model):
 @pytest.mark.parametrize("after", [push_at_once, read_past_the_module, read_all, save, read_state, evaluate, write],
                          ids=lambda after: after.__name__)
 def test_between_steps(zerod, run, after):
-    """Whatever comes before the next forward sees the weights of the step, or waits by itself."""
+    """Code before the next forward sees the weights of the step, or waits by itself."""
     config = {"world": {"size": 1}}
     (seen, weights), = run(zerod(config, env=SLOW), two_steps, overlap=True, after=after)
     (other_seen, other_weights), = run(zerod(config), two_steps, overlap=False, after=after)
@@ -169,7 +169,7 @@ def test_between_steps(zerod, run, after):
 
 
 class Lists(nn.Module):
-    """Layers in containers that nobody calls. `held`: it reads them by references that it took before."""
+    """Layers in containers that are never called. held: the model reads the layers by references from before."""
 
     def __init__(self, kind, held=False):
         super().__init__()
@@ -187,7 +187,7 @@ class Lists(nn.Module):
 
 
 class Borrows(nn.Module):
-    """Reads weights of linear layers whose forward it does not call, or not before; `by`: how."""
+    """Reads weights of linear layers without calling their forward, or before it. by: the way of reading."""
 
     def __init__(self, by):
         super().__init__()
@@ -215,7 +215,7 @@ READS = {
 
 
 def reads(overlap, name):
-    """A rank: the output of this model after a step."""
+    """Runs one rank. Return: this model's output after a step."""
     import zerod
 
     torch.manual_seed(7)
@@ -260,7 +260,7 @@ def forward_is_early():
 
 
 def test_forward_does_not_wait_for_the_last_layer(zerod, run):
-    """Each of some 60 chunks takes 20 ms, and the first layer has one."""
+    """The forward begins before the last of about 60 chunks, which take 20 ms each. The first layer has one."""
     daemon = zerod({"world": {"size": 1}, "threads": 1}, env={"ZEROD_FAILPOINT": "update:sleep:20@*"})
     (epoch, first, whole), = run(daemon, forward_is_early)
     assert epoch == 1
@@ -269,7 +269,7 @@ def test_forward_does_not_wait_for_the_last_layer(zerod, run):
 
 def wait_in_vain(pid, number, timeout):
     zerod, opt, model = first_step(timeout)
-    model.embed(torch.zeros(1, dtype=torch.int64))  # this one is there
+    model.embed(torch.zeros(1, dtype=torch.int64))  # these weights are already there
     os.kill(pid, number)
     said = []
     for call in (lambda: model(torch.zeros(1, 1, dtype=torch.int64)), opt.wait, opt.step):
@@ -285,7 +285,7 @@ def wait_in_vain(pid, number, timeout):
     (signal.SIGKILL, "ConnectionLost", "zerod was stopped or killed|has closed the connection"),
 ], ids=["stopped", "killed"])
 def test_daemon_does_not_go_on(zerod, start, number, kind, text):
-    """It is inside the update, and is not started again: the forward ends with the error that step() would have had."""
+    """The daemon dies or stops in the update for good. The forward raises the error that step() would raise."""
     daemon = zerod({"world": {"size": 1}, "threads": 1}, env=STUCK)
     said = start(daemon, wait_in_vain, pid=daemon.pid, number=number, timeout=1.0).result()
     with contextlib.suppress(ProcessLookupError):
@@ -302,12 +302,14 @@ def closes(pid):
         warnings.simplefilter("always")
         opt.close()
     with torch.no_grad():
-        model.embed.weight.fill_(1)  # ordinary memory of this process
+        model.embed.weight.fill_(1)  # is now this process's private memory
     return [str(w.message) for w in said], model.embed.weight.sum().item() == model.embed.weight.numel()
 
 
 def test_close_without_the_daemon(zerod, start):
-    """It dies inside the update for good: the weights come back as they are, and that is said."""
+    """
+    The daemon dies inside the update and is not restarted. close() returns the weights as they are, with a warning.
+    """
     daemon = zerod({"world": {"size": 1}, "threads": 1}, env=STUCK)
     said, is_ours = start(daemon, closes, pid=daemon.pid).result()
     daemon.kill()
@@ -327,7 +329,7 @@ def copies():
 
 
 def test_copies(zerod, start):
-    """Of a model belong to no optimizer."""
+    """Copies of a model belong to no optimizer."""
     start(zerod({"world": {"size": 1}}), copies).result()
 
 
@@ -335,7 +337,7 @@ def interrupted():
     import signal as signals
     import threading
 
-    # Who starts the tests in the background of a shell hands down a SIGINT that is ignored.
+    # Tests started in the background of a shell inherit an ignored SIGINT.
     signals.signal(signals.SIGINT, signals.default_int_handler)
     zerod, opt, model = first_step()
     threading.Timer(0.3, lambda: signals.raise_signal(signals.SIGINT)).start()

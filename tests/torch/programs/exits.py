@@ -60,7 +60,7 @@ def main(how):
         kept.append(opt)
         sys.exit(0)
     elif how == "waits":
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # who runs in the background inherits that it is ignored
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # inherited as ignored in the background of a shell
         loss.backward()
         print("waits", flush=True)
         opt.step()

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-A trainer that can be killed at any moment and started again (trainer_kills.py does both): everything that it draws
-comes from generators and a sampler that zerod.user_state() keeps, and the learning rate from the number of the step.
+A trainer that can be killed at any moment and started again (trainer_kills.py does both). Its random numbers come from
+generators and a sampler whose state zerod.user_state() keeps. The learning rate depends on the step's number.
 
     kill_trainer.py FOLDER N_STEPS
 
-What it says it appends to files of FOLDER: rankR.lifeN.pid, rankR.steps (step, micro-batch and loss, in all lives),
-rankR.lifeN.formed, rankR.lifeN.steps (one line for each step of this life), rankR.final. FOLDER/plan.json may name a failpoint for each life.
+It appends its output to files of FOLDER: rankR.lifeN.pid, rankR.steps (step, micro-batch and loss, in all lives),
+rankR.lifeN.formed, rankR.lifeN.steps (one line for each step of this life), rankR.final. FOLDER/plan.json may name a
+failpoint for each life.
 """
 
 import hashlib
@@ -24,13 +25,13 @@ N_ROWS, WIDTH, BATCH = 48, 12, 4
 
 
 def say(name, *words):
-    """One line with one write: what a killed process has said is whole."""
+    """Writes one line with one write, so that a killed process leaves no incomplete line."""
     with open(FOLDER / name, "ab", buffering=0) as file:
         file.write((" ".join(map(str, words)) + "\n").encode())
 
 
 def take_failpoint():
-    """Before libzerod looks for it."""
+    """Sets this process's failpoint before libzerod reads it."""
     lives = json.loads((FOLDER / "plan.json").read_text())[str(RANK)]
     if LIFE < len(lives) and isinstance(lives[LIFE], str):
         os.environ["ZEROD_FAILPOINT"] = lives[LIFE]
@@ -47,7 +48,7 @@ import zerod  # noqa: E402
 
 
 class Sampler:
-    """Batches of rows in a new random order each epoch, with an order of its own on every rank."""
+    """Batches of rows in a new random order in each epoch, which differs on every rank."""
 
     def __init__(self):
         self.epoch, self.at = 0, 0
@@ -77,7 +78,7 @@ def make_model():
 
 
 def batch_of(data, sampler):
-    """All three generators have their say in it."""
+    """Return: a batch that depends on all three generators."""
     x = data[sampler.next()] + 0.1 * torch.randn(BATCH, WIDTH)
     if random.random() < 0.5:
         x = -x
@@ -114,7 +115,7 @@ def train():
     zerod.user_state(opt, sampler=sampler)
     say(f"rank{RANK}.life{LIFE}.formed", opt.epoch)
     scheduler = torch.optim.lr_scheduler.LambdaLR(opt, lambda step: (1 + step % 7) / 7)
-    warnings.simplefilter("ignore", UserWarning)  # "lr_scheduler.step() before optimizer.step()": these steps were made
+    warnings.simplefilter("ignore", UserWarning)  # "lr_scheduler.step() before optimizer.step()": done earlier
     for _ in range(opt.epoch):
         scheduler.step()
     while opt.epoch < N_STEPS:

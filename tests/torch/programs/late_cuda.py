@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-A stand-in for zerod._cuda where there is no GPU: install() before an optimizer is made. Every tensor of the program
-counts as one on a GPU, and is ordinary memory.
+A stand-in for zerod._cuda on machines without a GPU. Call install() before an optimizer is made. Every tensor of the
+program counts as a tensor on a GPU, but is in ordinary memory.
 
-Each stream is a thread: one for copies to the GPU, one for those to the host. Copies take their time, seeded; host memory
-that one of them writes is full of NaNs until it is done. Copies to and from host memory that is not registered wait, as
-CUDA's do. Three things end up in `problems`: host memory that was written, or that changed while it was read, before a
-copy was done; and a gradient that changed before it was copied.
+Each stream is a thread: one for copies to the GPU, one for copies to the host. Copies take a random time (seeded). Host
+memory that a copy writes is full of NaNs until the copy is done. Copies to and from unregistered host memory block, as
+in CUDA. `problems` collects three kinds of errors: host memory was written before a copy was done, host memory changed
+while a copy read it, or a gradient changed before it was copied.
 """
 
 import contextlib
@@ -20,11 +20,11 @@ import torch
 
 MAX_DELAY_S = 0.004
 
-# Copies to the host, those of them that waited, copies to the GPU; waits of the program for an event that was not done.
+# Copies to the host, blocking copies among them, copies to the GPU, and the program's waits for unfinished events.
 counts = {"late": 0, "waited": 0, "back": 0, "blocked": 0}
 problems: list[str] = []
 refuses_to_register = False
-elsewhere: dict[int, torch.device] = {}  # data_ptr() of tensors that are on another device than the usual one
+elsewhere: dict[int, torch.device] = {}  # data_ptr() of tensors on another device than the usual one -> that device
 registered: list[tuple[int, int, bool]] = []
 
 _random = random.Random(1)
@@ -32,7 +32,7 @@ _n_under_way = 0  # copies
 
 
 class _Stream:
-    """Work that is done in order, on a thread."""
+    """A thread that does work in order."""
 
     def __init__(self):
         self._work = queue.SimpleQueue()
@@ -60,7 +60,7 @@ class _Stream:
         done.wait()
 
 
-_streams: list[_Stream] = []  # the first is the current one
+_streams: list[_Stream] = []  # the first is the current stream
 
 
 def install():
@@ -81,7 +81,7 @@ def _bytes(tensor):
     return tensor.view(-1).view(torch.uint8)
 
 
-# ---- what zerod._cuda has ------------------------------------------------------------------------------------
+# ---- functions of zerod._cuda ---------------------------------------------------------------------------------
 
 
 def is_on_gpu(tensor):
@@ -115,7 +115,7 @@ class CopyStream:
         _streams.append(self._stream)
 
     def to_host(self, host, source, done):
-        """The current stream's work is done at once here, so there is nothing to wait for. A copy holds its source."""
+        """Earlier work of the current stream is done, so nothing waits for it. A copy keeps its source alive."""
         counts["late"] += 1
         assert host.is_contiguous()
         assert not _is_registered(host, write=False) or _is_registered(host, write=True), "registered for reading only"
@@ -139,7 +139,7 @@ class CopyStream:
         done.record_on(self._stream)
 
     def join(self):
-        """What the current stream gets later runs at once here: so the copies have to end now."""
+        """Later work of the current stream runs at once, so the copies must end now."""
         self._stream.wait()
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-A rank of the kill campaigns whose loop is the one of the README, with two micro-batches: it does not ask where in a step
-it stands. It says what kill-trainer says of steps and of the end. Processes are forked from a server that has imported
+A rank of the kill campaigns with the loop of the README and two micro-batches. It does not ask for its position within
+a step. It prints kill-trainer's lines about steps and the end. Processes are forked from a server that has imported
 torch.
 """
 
@@ -74,7 +74,7 @@ def server(build):
 
 
 class Fork:
-    """As conftest.Process."""
+    """A forked process with the interface of conftest.Process."""
 
     def __init__(self, build, folder, name, variables, n_steps):
         self.out_path, self.err_path = Path(folder) / f"{name}.out", Path(folder) / f"{name}.err"
@@ -121,5 +121,5 @@ class LoopLives(kills.Lives):
 
 
 def start(daemon, plans, args=(), n_steps=kills.N_STEPS):
-    """As kills.start()."""
+    """kills.start() for these trainers."""
     return [LoopLives(daemon, None, n_steps, rank, plan) for rank, plan in enumerate(plans)]

@@ -4,11 +4,11 @@ A rank that trains a small model several times with Lightning: test_callers.py s
 file of runs, {name: how}:
 
     socket      of the daemon; without one it is DDP with torch's AdamW
-    resume      the checkpoint to go on from
-    clip        through what self.optimizers() gives
-    args        more of Lightning's Trainer
+    resume      the checkpoint to continue from
+    clip        with the object that self.optimizers() returns
+    args        further arguments of Lightning's Trainer
 
-What came of a run is in FOLDER/NAME.rankN.pt.
+The results of a run are in FOLDER/NAME.rankN.pt.
 """
 
 import json
@@ -99,7 +99,7 @@ def main():
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     world = os.environ["WORLD_SIZE"]
     for name, how in json.loads(Path(sys.argv[1]).read_text()).items():
-        os.environ["WORLD_SIZE"] = world  # Lightning takes it away when it is done
+        os.environ["WORLD_SIZE"] = world  # because Lightning removes it at its end
         run(name, folder, rank, int(world), **how)
 
 

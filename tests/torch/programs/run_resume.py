@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-A rank that trains with Hugging Face Trainer, accelerate, Lightning or Fabric, is killed, started again and goes on:
-test_resume.py starts it with `zerodrun --restarts` and a file of runs, {name: how}, done one after the other:
+A rank that trains with Hugging Face Trainer, accelerate, Lightning or Fabric, is killed, restarted, and continues.
+test_resume.py starts it with `zerodrun --restarts` and a file of runs, {name: how}, which it does one after the other:
 
     with        "trainer", "accelerate", "lightning" or "fabric"
     socket      of the daemon
     kill        [life, rank, "begin", "micro" or "end", step]: SIGKILL before, inside or after that step
     micro       micro-batches in a step
 
-What came of a run is in FOLDER/NAME.rankN.pt; a run that has that file is done.
+The results of a run are in FOLDER/NAME.rankN.pt. A run with that file is done.
 """
 
 import json
@@ -29,7 +29,7 @@ N_STEPS = 20  # two and a half epochs
 
 
 class Rows(Dataset):
-    """64 rows are 8 batches of 4 for each of two ranks."""
+    """64 rows are 8 batches of 4 rows for each of two ranks."""
 
     def __init__(self, n):
         self.rows = torch.randn(n, 8, generator=torch.Generator().manual_seed(5))
@@ -42,7 +42,7 @@ class Rows(Dataset):
 
 
 class Net(nn.Module):
-    """Its dropout tells whether the random number generators go on."""
+    """A model with dropout, which shows whether the random number generators continue correctly."""
 
     def __init__(self):
         super().__init__()
@@ -92,7 +92,7 @@ def with_trainer(folder, killer, socket, micro):
 
 
 def with_accelerate(folder, killer, socket, micro):
-    """Its own loop, with zerod.epochs()."""
+    """A loop of the program, with zerod.epochs()."""
     from accelerate import Accelerator
 
     torch.manual_seed(11)
@@ -156,7 +156,7 @@ def with_lightning(folder, killer, socket, micro):
 
 
 def with_fabric(folder, killer, socket, micro):
-    """Its own loop, with zerod.steps(): it goes on at the micro-batch, and draws its data by the step's number."""
+    """A loop with zerod.steps(). It continues at the micro-batch, and chooses its data by the step's number."""
     from lightning.fabric import Fabric
     from zerod.integrations.fabric import ZerodStrategy
 
@@ -164,7 +164,7 @@ def with_fabric(folder, killer, socket, micro):
     fabric.launch()
     plain = Net()
     model, opt = fabric.setup(plain, zerod.Optimizer(plain, socket, lr=1e-2))
-    zerod.user_state(opt.optimizer)  # the generators, for its dropout
+    zerod.user_state(opt.optimizer)  # keeps the generators for the dropout
     rows = Rows(64 * micro)
     for step in zerod.steps(opt.optimizer, N_STEPS):
         with step:
@@ -193,7 +193,7 @@ def main():
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     world = os.environ["WORLD_SIZE"]
     for name, how in json.loads(Path(sys.argv[1]).read_text()).items():
-        os.environ["WORLD_SIZE"] = world  # Lightning takes it away when it is done
+        os.environ["WORLD_SIZE"] = world  # because Lightning removes it at its end
         file = folder / f"{name}.rank{RANK}.pt"
         if file.exists():
             continue

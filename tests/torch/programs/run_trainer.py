@@ -4,12 +4,12 @@ A rank that trains a small model several times with Hugging Face Trainer: test_c
 torchrun and a file of runs, {name: how}:
 
     socket      of the daemon; without one it is DDP with torch's AdamW
-    reentrant   gradient checkpointing, of that kind
-    resume      the checkpoint to go on from
+    reentrant   gradient checkpointing with this use_reentrant
+    resume      the checkpoint to continue from
     save        a folder for save_model()
-    args        more TrainingArguments
+    args        further TrainingArguments
 
-What came of a run is in FOLDER/NAME.rankN.pt.
+The results of a run are in FOLDER/NAME.rankN.pt.
 """
 
 import json
@@ -26,7 +26,8 @@ from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 N_STEPS = 6
-# The gradients of some biases are zero but for rounding; a small eps would make whole steps of them.
+# The gradients of some biases are zero except for rounding. With a small eps, AdamW would turn the rounding into full
+# steps.
 ADAM = {"lr": 2e-3, "betas": (0.9, 0.95), "eps": 1e-5, "weight_decay": 0.01}
 
 
@@ -42,14 +43,14 @@ class Text(Dataset):
 
 
 def make_model():
-    """With tied weights."""
+    """A model with tied weights."""
     torch.manual_seed(3)
     return GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=32, vocab_size=64, n_positions=32, use_cache=False,
                                       resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
 
 
 def run(name, folder, rank, socket=None, reentrant=None, resume=None, save=None, args=None):
-    os.environ.pop("ACCELERATE_MIXED_PRECISION", None)  # of the run before
+    os.environ.pop("ACCELERATE_MIXED_PRECISION", None)  # from the previous run
     model = make_model()
     optimizer = zerod.Optimizer(model, socket, **ADAM) if socket else torch.optim.AdamW(model.parameters(), **ADAM)
     own = folder / f"{name}.rank{rank}"

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-A stand-in for zerod._cuda in a job on GPUs, where there is none: install() before an optimizer is made, with
-ZEROD_LIBCUDA naming libcuda-sim.so and "open" in ZEROD_SIM, so that torch computes on the host with weights that lie in
-memory of a stand-in's device. What torch has computed is moved there for zerod to copy from, and stays as it was.
+A stand-in for zerod._cuda in a job on GPUs, on machines without a GPU. Call install() before an optimizer is made.
+ZEROD_LIBCUDA must name libcuda-sim.so, and ZEROD_SIM must contain "open", so that torch computes on the host with
+weights in a stand-in device's memory. torch's gradients are copied to such memory, from which zerod copies them, and
+stay unchanged.
 """
 
 import contextlib
@@ -13,7 +14,7 @@ from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
 
 import torch
 
-streams: list[int] = []  # that were asked for; each push has another one than the push before
+streams: list[int] = []  # streams that zerod asked for; each push gets another one than the previous push
 _driver = None
 _context = c_void_p()
 _made: list[c_void_p] = []
@@ -48,7 +49,7 @@ def _memory_at(address, n_bytes, owner=None):
     return torch.frombuffer(buffer, dtype=torch.uint8)
 
 
-# ---- what zerod._cuda has ------------------------------------------------------------------------------------
+# ---- functions of zerod._cuda ---------------------------------------------------------------------------------
 
 
 def is_on_gpu(tensor):

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Torch trainers under zerodrun --restarts that are killed and go on: their weights, masters and moments at the end, and
-every loss on the way, have the bits of an undisturbed run. Used by test_trainer_kills.py; as a program
-(scripts/soak torch-kills) the long campaign.
+Torch trainers under zerodrun --restarts are killed and continue. Their final weights, master weights and moments, and
+all losses, must have the bits of an undisturbed run. A life is one process of a rank. Used by test_trainer_kills.py. As
+a program (scripts/soak torch-kills) it runs the long campaign.
 
-A rank's plan is a list of deaths, one for each life: a failpoint (text: core/base/failpoint.h), or [steps, ms]: from
-outside, so long after the life has made so many steps; or ["start", ms]: after its process was started.
+A rank's plan is a list of deaths, one for each life. A death is a failpoint (text: core/base/failpoint.h), or a kill
+from outside: [steps, ms] that long after the life has done this many steps, or ["start", ms] after its process was
+started.
 """
 
 import argparse
@@ -23,12 +24,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 TRAINER = Path(__file__).with_name("kill_trainer.py")
 WORLD, N_MICRO, N_PUSHES = 2, 2, 6
-STEPS_PER_KILL = 6  # a death comes before its life has made as many
-TAIL = 10           # steps beyond those
+STEPS_PER_KILL = 6  # a life is killed before it has done this many
+TAIL = 10           # steps after the last kill
 
 STARTING = ["connected", "Hello.send", "Hello.sent", "Hello.answered", "Declare.send", "Declare.sent", "Form.send",
             "Form.wait", "Form.answered", "formed", "Ready.wait", "Ready.answered"]
-# How often a step passes by.
+# How often a step passes each failpoint.
 RUNNING = {"Push.send": N_MICRO * N_PUSHES, "Push.sent": N_MICRO * N_PUSHES, "copy": N_MICRO * N_PUSHES,
            "BeginBackward.sent": N_MICRO, "EndBackward.send": N_MICRO, "EndBackward.wait": N_MICRO,
            "EndBackward.answered": N_MICRO, "GradNorm.wait": 1, "GradNorm.answered": 1,
@@ -55,7 +56,7 @@ def plans_of(rng, n_kills):
 
 
 def configuration(folder, rng):
-    """The bits do not depend on it."""
+    """Return: a daemon's configuration. The bits do not depend on it."""
     return {
         "job": "kills",
         "listen": {"socket": str(folder / "zerod.sock"), "mode": "0600"},
@@ -67,7 +68,7 @@ def configuration(folder, rng):
 
 
 class Killer:
-    """Deaths from outside. tend() is called all the time."""
+    """Kills trainers from outside. tend() must be called frequently."""
 
     def __init__(self, folder, plans):
         self.folder = folder
@@ -80,7 +81,7 @@ class Killer:
         return path.read_text().splitlines() if path.exists() else []
 
     def _has_come(self, rank, life, after):
-        """A life begins with its first line: it is formed when it has computed a loss."""
+        """Return: whether the life has reached this point. It is formed after it has computed a loss."""
         stem = f"rank{rank}.life{life}"
         if after == "start":
             return bool(self._lines(f"{stem}.pid"))
@@ -97,7 +98,7 @@ class Killer:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
-                pass  # it came to its end: the judge will say so
+                pass  # it has ended; the judge will report that
 
 
 def environment(build):
@@ -107,7 +108,7 @@ def environment(build):
 
 
 def train(build, folder, plans, n_steps, seed=0, timeout=900):
-    """One run under zerodrun. Return: what it computed. Raises AssertionError."""
+    """Does one run under zerodrun. Return: the results. A failure raises AssertionError."""
     config = folder / "zerod.json"
     config.write_text(json.dumps(configuration(folder, random.Random(seed))))
     (folder / "plan.json").write_text(json.dumps(plans))
@@ -134,7 +135,10 @@ def said(folder, plans):
 
 
 def judge_lives(folder, plans):
-    """Every death of the plan has come, and every life computed the same: {"final": ..., (0, step, micro-batch): loss}."""
+    """
+    Checks that all planned deaths have happened and that all lives computed the same. Return: {"final": ..., (0, step,
+    micro-batch): loss}.
+    """
     results = {}
     for rank, lives in plans.items():
         n_lives = len(list(folder.glob(f"rank{rank}.life*.pid")))
@@ -151,7 +155,7 @@ def judge_lives(folder, plans):
 
 
 def differences(found, reference):
-    keys = sorted(set(found) | set(reference), key=lambda key: (key[0] == "final", key[1:]))  # what was first comes first
+    keys = sorted(set(found) | set(reference), key=lambda key: (key[0] == "final", key[1:]))  # in the order of the run
     return [f"{key}: {found.get(key)}, undisturbed {reference.get(key)}"
             for key in keys if found.get(key) != reference.get(key)][:5]
 
@@ -162,7 +166,7 @@ def reference(build, folder, n_steps):
 
 
 def killed(build, folder, seed, n_kills, expected, n_steps):
-    """A run with that many deaths. Raises AssertionError unless it has the bits expected."""
+    """Does a run with this many deaths. Raises AssertionError if the bits are not the expected ones."""
     folder.mkdir()
     plans = plans_of(random.Random(seed), n_kills)
     found = train(build, folder, plans, n_steps, seed)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-A rank whose training ends after 3 steps if it is rank 0, and after 6 if it is another one: test_uneven.py starts it with the
-library that makes the loop, and further TrainingArguments.
+A rank whose training ends after 3 steps on rank 0, and after 6 steps on other ranks. test_uneven.py starts it with the
+library that has the loop, and further TrainingArguments.
 """
 
 import json

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-torch.compile, against torch without it. scripts/test --part torches runs this file with other versions of torch, which are
-more different here than elsewhere.
+torch.compile with zerod, compared with torch alone. scripts/test --part torches runs this file with other versions of
+torch, because their compilers differ most.
 """
 
 from functools import partial
@@ -18,7 +18,7 @@ STAGE_3 = pytest.mark.skipif(
 
 
 class Net(nn.Module):
-    """A class of the program's own: torch's compiler runs the hooks of such a model itself, and not those of its layers."""
+    """The program's own class: torch's compiler runs the hooks of such a model itself, but not those of its layers."""
 
     def __init__(self):
         super().__init__()
@@ -33,7 +33,7 @@ MADE = {"net": Net, "sequential": make_model}
 
 
 class Counting:
-    """A backend that counts the graphs that it gets."""
+    """A backend that counts its graphs."""
 
     def __init__(self, backend):
         self.backend, self.n_graphs = backend, 0
@@ -52,7 +52,7 @@ def compile_layers(model, compile):
 
 
 def compile_in(way, model, compile):
-    """Return: what to call."""
+    """Compiles the model in this way. Return: the object to call."""
     if way.startswith("layers"):
         return compile_layers(model, compile)
     if way == "in place":
@@ -62,7 +62,7 @@ def compile_in(way, model, compile):
 
 
 def attach_compiled(model, way, compile):
-    """Return: the optimizer, and what to call."""
+    """Attaches and compiles the model. Return: the optimizer, and the object to call."""
     import zerod
 
     if way.endswith("after"):
@@ -81,7 +81,7 @@ def graphs_without_zerod(made, way, counting):
 
 
 def compiled(made, way, backend="aot_eager", n_micro=2, fullgraph=False):
-    """Trains beside torch. Return: how many graphs were made, and how many torch alone makes."""
+    """Trains, and compares with torch. Return: the number of graphs with zerod, and with torch alone."""
     import zerod
 
     model, twin, counting = MADE[made](), MADE[made](), Counting(backend)
@@ -110,14 +110,16 @@ def compiled(made, way, backend="aot_eager", n_micro=2, fullgraph=False):
 WAYS = ["before", "after", "in place", "layers before", "layers after"]
 
 
-# torch makes no graph of a Sequential that is compiled in place.
+# torch makes no graph for a Sequential that is compiled in place.
 COMBINATIONS = [(made, way) for made in MADE for way in WAYS if (made, way) != ("sequential", "in place")]
 OFTEN = [("net", "before"), ("net", "layers before")]
 
 
 @pytest.mark.parametrize("made, way", [*OFTEN, *full(*(each for each in COMBINATIONS if each not in OFTEN))])
 def test_compile(zerod, start, made, way):
-    """Each micro-batch is one, names are the model's, and no hook of zerod's is in a graph, or cuts one."""
+    """
+    Each micro-batch counts once, names are the model's, and zerod's hooks are not in a graph and do not split one.
+    """
     daemon = zerod(job(2))
     ours, theirs = start(daemon, compiled, made=made, way=way, fullgraph=True).result()
     assert ours == theirs
@@ -132,7 +134,7 @@ def test_compile_in_stage_3(zerod, start, way):
 
 
 def compiled_twice(way):
-    """A second backward without a forward, where no hook of a forward may run. Return: what it was refused with."""
+    """Does a second backward without a forward, where no forward hook runs. Return: the refusal."""
     import zerod
 
     opt, call = attach_compiled(Net(), way, partial(torch.compile, backend="eager"))
@@ -154,7 +156,7 @@ def test_second_backward_of_a_compiled_model(zerod, start, way):
 
 
 class Spare(Net):
-    """The output of a layer does not reach the loss."""
+    """A model with a layer whose output does not reach the loss."""
 
     def __init__(self):
         super().__init__()
@@ -174,14 +176,14 @@ def with_spare(way):
 
 @pytest.mark.parametrize("way", ["in place", *full("before", "after")])
 def test_missing_gradients_of_a_compiled_model(zerod, start, way):
-    """Whether a layer was called is not known in compiled code, so nothing is said of it."""
+    """Compiled code does not show whether a layer was called, so the text does not mention it."""
     daemon = zerod(job(2))
     start(daemon, with_spare, way=way).result()
     (said,) = daemon.json("diagnostics")
     assert "spare.weight" in said["text"] and "called" not in said["text"], said["text"]
 
 
-@pytest.mark.full  # the first call makes C++ and compiles it
+@pytest.mark.full  # the first call generates and compiles C++
 @pytest.mark.parametrize("stage", [2, pytest.param(3, marks=STAGE_3)])
 def test_inductor(zerod, start, stage):
     start(zerod(job(stage)), compiled, made="net", way="after", backend="inductor").result(600)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Other ways to a gradient than model(x) and backward(), against torch doing the same: torch.func, .grad set by hand, and a
-GradScaler whose gradients are clipped without unscale_(). test_compiled.py has torch.compile.
+Other ways to a gradient than model(x) and backward(), compared with torch: torch.func, .grad set by the program, and a
+GradScaler whose gradients are clipped without unscale_(). test_compiled.py tests torch.compile.
 """
 
 import warnings
@@ -33,7 +33,7 @@ def loss_of(call, number):
 
 
 class Both:
-    """A model with zerod.Optimizer, and its twin with torch's."""
+    """A model with zerod.Optimizer, and its twin with a torch optimizer."""
 
     def __init__(self):
         import zerod
@@ -72,7 +72,7 @@ def functional(both):
 
 
 def transformed(both):
-    """Transforms compute with tensors of their own: nothing is pushed."""
+    """Transforms compute with separate tensors, so nothing is pushed."""
     found = []
     for model in (both.model, both.twin):
         weights = weights_of(both, model)
@@ -92,7 +92,7 @@ def transformed_in_stage_3(both):
 
 
 def by_hand(both):
-    """The step takes what a program put into .grad; so does clipping."""
+    """The step and clipping use the gradients that a program put into .grad."""
     for max_norm in (None, 0.01):
         for model in (both.model, both.twin):
             weights = weights_of(both, model)
@@ -113,7 +113,9 @@ def by_hand(both):
 
 
 def by_hand_too(both):
-    """On top of a backward there are two gradients, and which of them is meant nobody can know."""
+    """
+    If .grad is set after a backward, there are two gradients. zerod cannot know which one is meant, and refuses them.
+    """
     loss_of(both.model, 6).backward()
     both.model[0].bias.grad = torch.ones(10)
     with pytest.raises(both.zerod.DuplicateGradient) as caught:
@@ -144,7 +146,7 @@ def test_ways(zerod, start, stage):
 
 
 class Halves(nn.Module):
-    """Of which a step uses one, or both."""
+    """A model with two halves, of which a step uses one or both."""
 
     def __init__(self):
         super().__init__()
@@ -155,7 +157,7 @@ class Halves(nn.Module):
 
 
 def train_beside_torch(script):
-    """script(model, opt, step) with zerod and with torch's SGD. Return: how far apart, and what was said of it."""
+    """Runs script(model, opt, step) with zerod and with torch's SGD. Return: the difference, and the warnings."""
     import zerod
 
     model, twin = Halves(), Halves()
@@ -179,7 +181,7 @@ def clip_first(m, o, step):
 
 
 def clip_and_drop(m, o, step):
-    """A batch that is dropped after it was clipped."""
+    """A batch is dropped after it was clipped."""
     m(batch(step + 10), slice(0, 2)).pow(2).mean().backward()
     nn.utils.clip_grad_norm_(m.parameters(), 1e-3)
     o.zero_grad()
@@ -189,14 +191,14 @@ def clip_and_drop(m, o, step):
 
 
 def zeros(m, o, step):
-    """The second half is used every other step."""
+    """The second half is used in every other step."""
     o.zero_grad(set_to_none=False)
     m(batch(step), slice(0, 2 - step % 2)).pow(2).mean().backward()
     o.step()
 
 
 def zeros_by_the_model(m, o, step):
-    """Two micro-batches; the first half of the model is set to None, the second one to zeros."""
+    """Two micro-batches. zero_grad() sets the first half's gradients to None, and the second half's to zeros."""
     m.a.zero_grad()
     m.b.zero_grad(set_to_none=False)
     m(batch(step), slice(step % 2, 2)).pow(2).mean().backward()
@@ -205,7 +207,7 @@ def zeros_by_the_model(m, o, step):
 
 
 def nones(m, o, step):
-    """A half that is not used stays as it is."""
+    """The gradients of an unused half stay None."""
     o.zero_grad()
     m(batch(step), slice(0, 2 - step % 2)).pow(2).mean().backward()
     o.step()
@@ -221,7 +223,7 @@ def test_order_of_calls(zerod, start, script):
 
 
 def clip_between():
-    """clip_grad_norm_ after each of two micro-batches, which torch does otherwise; and a step as it should be."""
+    """clip_grad_norm_ after each of two micro-batches, where torch behaves differently; and a correct step."""
     import zerod
 
     model = make_model()
@@ -247,7 +249,9 @@ def test_clip_before_the_last_backward_is_told_once(zerod, start):
 
 
 def beside_another():
-    """torch's optimizers beside zerod's: of the same parameters, of others, and one that wraps zerod's."""
+    """
+    torch optimizers together with zerod's: for the same parameters, for other parameters, and as a wrapper of zerod's.
+    """
     import zerod
 
     class Wrapper(torch.optim.Optimizer):
@@ -306,7 +310,7 @@ def clipped_scaled(unscale):
 
 
 def test_clip_without_unscale(zerod, start):
-    """The limit is meant for the gradients: torch would clip the scaled ones, and unscale what is left of them."""
+    """Without unscale_(), the limit applies to the true gradients. torch would clip the scaled ones."""
     (scaled, weights), (norms, expected) = (
         start(zerod(job(2)), clipped_scaled, unscale=unscale).result() for unscale in (False, True))
     assert scaled == pytest.approx([1024 * n for n in norms])
