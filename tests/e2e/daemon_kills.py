@@ -455,7 +455,7 @@ class Job:
 
     @staticmethod
     def has_died(rank):
-        return rank.last.poll() == -signal.SIGKILL
+        return len(rank.processes) > 1 or rank.last.poll() == -signal.SIGKILL  # its successor may have started already
 
     def restart_all(self):
         """Restarts all ranks like torchrun: SIGTERM, SIGKILL, start. Does nothing if a rank is done."""
