@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A load of questions: so many control connections, each with so many questions in flight, until standard input ends.
- * Prints "ready" when all are connected, and at the end how many answers came.
+ * A load of questions. --connections control connections each keep --in-flight questions unanswered until standard
+ * input ends. Prints "ready" when all connections exist, and at the end the number of answers.
  *
- *     bench-asker --socket PATH --command status [--connections N] [--in-flight K] [--never-read]
+ * bench-asker --socket PATH --command status [--connections N] [--in-flight K] [--never-read]
  *
- * --never-read: asks as long as the socket takes questions, reads nothing, and connects again when it is closed.
+ * --never-read: sends questions while the socket accepts them, reads nothing, and reconnects when the daemon closes the
+ * connection.
  */
 
 #include <errno.h>
@@ -79,7 +80,7 @@ static bool is_last(struct control *control, size_t n_bytes)
            reply.type == REPLY_ADMIN_PART && reply.admin_part.last;
 }
 
-/* Return: answers that came. */
+/* Return: the number of answers read. */
 static unsigned long read_answers(struct control *control)
 {
     unsigned long n_answers = 0;

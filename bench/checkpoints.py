@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a checkpoint costs the steps, and how fast it is written and read."""
+"""The cost of a checkpoint for the steps, and how fast a checkpoint is written and read."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ import time
 from harness import MI, Failure, ZerodJob, median, row, say
 
 ELEMS = 64 * MI
-STEPS = 20  # of a block, in which one checkpoint begins
+STEPS = 20  # steps of a block; a checkpoint may begin with the first step of a block
 TORCH = """
 import json, os, sys, time
 import torch
@@ -71,7 +71,8 @@ class Saver(ZerodJob):
 
 
 def block(job, saves):
-    """Times of steps; saves: a checkpoint begins with the first one, and is written when this returns."""
+    """Makes a block of steps. saves: a checkpoint begins before the first step and is complete on return. Return: the
+    times."""
     if saves:
         job.begin_save()
     times = [job.step()["total"] for _ in range(STEPS)]
@@ -81,7 +82,7 @@ def block(job, saves):
 
 
 def steps(job, quick):
-    """Blocks with a checkpoint and blocks without one, in turn."""
+    """Measures blocks with a checkpoint and blocks without a checkpoint, in turn."""
     block(job, True)
     times = {True: [], False: []}
     waited = []
@@ -100,9 +101,9 @@ def steps(job, quick):
 
 
 def write_plainly(folder, n_bytes):
-    """Seconds in which dd writes as many bytes."""
+    """Return: the seconds that dd needs to write n_bytes."""
     path, n = folder / "plain", -(-n_bytes // (8 << 20))
-    path.unlink(missing_ok=True)  # zerod's time ends before it removes what is old
+    path.unlink(missing_ok=True)  # the time of zerod, too, ends before the old files are removed
     began = time.monotonic()
     subprocess.run(["dd", "if=/dev/zero", f"of={path}", "bs=8M", f"count={n}", "conv=fsync", "oflag=direct"],
                    check=True, capture_output=True)
@@ -118,7 +119,7 @@ def forget_pages(folder):
 
 
 def read_plainly(folder):
-    """Seconds in which dd reads all files, none of which is in memory."""
+    """Return: the seconds that dd needs to read all files when no file is in the page cache."""
     forget_pages(folder)
     began = time.monotonic()
     for path in folder.rglob("*.safetensors"):
@@ -127,7 +128,7 @@ def read_plainly(folder):
 
 
 def loaded_in(folder, world):
-    """Seconds in which a daemon loads the newest checkpoint for so many ranks."""
+    """Return: the seconds that a daemon needs to load the newest checkpoint for `world` ranks."""
     forget_pages(folder)
     job = Saver(folder, "latest", world)
     try:
@@ -150,7 +151,7 @@ def torch_side(folder):
 
 
 def writing(job, folder, quick):
-    """The job is idle."""
+    """Measures how fast a checkpoint is written. Call it when the job is idle."""
     times = {"zerod": [], "dd": [], "save": [], "dcp": []}
     with torch_side(folder) as ask:
         for _ in range(2 if quick else 5):
@@ -189,7 +190,7 @@ def reading(folder, torch_load, quick):
 
 
 def checkpoints(quick):
-    """What a checkpoint costs the steps, and how fast it is written and read."""
+    """The cost of a checkpoint for the steps, and how fast a checkpoint is written and read."""
     with tempfile.TemporaryDirectory(prefix="zerod-bench-") as name:
         folder = pathlib.Path(name)
         with contextlib.closing(Saver(folder)) as job:

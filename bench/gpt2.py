@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A transformer of GPT-2's shape with random weights, and real text to train it on; used by all sides alike."""
+"""A transformer of GPT-2's shape with random weights, and real text to train it on. All sides use both."""
 
 import math
 import pathlib
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-TEXTS = pathlib.Path("/usr/share/common-licenses")  # on every Debian
+TEXTS = pathlib.Path("/usr/share/common-licenses")  # exists on every Debian
 SMALL = {"layers": 12, "heads": 12, "width": 768, "vocabulary": 50257, "positions": 1024}  # 124 M parameters
 
 
@@ -30,7 +30,7 @@ class Block(nn.Module):
 
 
 class GPT2(nn.Module):
-    """No dropout: what the sides compute is then equal, and can be compared."""
+    """A model without dropout, so that all sides compute equal results, which can be compared."""
 
     def __init__(self, layers, heads, width, vocabulary, positions):
         super().__init__()
@@ -54,14 +54,14 @@ class GPT2(nn.Module):
 
 
 def tokens_of_texts(vocabulary):
-    """Words, and what stands between them, numbered as they appear."""
+    """Splits texts into words and the characters between words. Numbers both in the order of their first appearance."""
     text = "".join(p.read_text(errors="replace") for p in sorted(TEXTS.iterdir()) if not p.is_symlink())
     numbers = {}
     return torch.tensor([numbers.setdefault(word, len(numbers)) % vocabulary for word in re.findall(r"\w+|\W", text)])
 
 
 class Batches:
-    """The next piece of the text each time; no two ranks get the same."""
+    """Returns the next piece of the text at each call. No two ranks get the same piece."""
 
     def __init__(self, vocabulary, rank, world, batch, length):
         self.tokens = tokens_of_texts(vocabulary)

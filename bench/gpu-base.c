@@ -15,7 +15,7 @@
 #include <time.h>
 
 enum {
-    DRIVER_VERSION = 12000, /* CUDA 12.0: as the engine's */
+    DRIVER_VERSION = 12000, /* CUDA 12.0, as in the engine */
     MAX_ARGUMENTS = 8,
 };
 
@@ -101,7 +101,7 @@ static void *need(const char *name)
 void gpu_open(void)
 {
     gpu_check(cudaSetDevice(0), "cudaSetDevice");
-    gpu_check(cudaFree(NULL), "cudaFree"); /* makes the context where the call before has not */
+    gpu_check(cudaFree(NULL), "cudaFree"); /* makes the context if cudaSetDevice() has not made it */
     gpu_check((cudaError_t)device_load_kernels(), "device_load_kernels");
     driver.granularity = (__typeof__(driver.granularity))need("cuMemGetAllocationGranularity");
     driver.create = (__typeof__(driver.create))need("cuMemCreate");
@@ -203,7 +203,7 @@ struct gpu_piece gpu_piece_map(int fd, size_t n_bytes)
     gpu_check_driver(driver.reserve(&at, n_bytes, 0, 0, 0), "cuMemAddressReserve");
     gpu_check_driver(driver.map(at, n_bytes, 0, handle, 0), "cuMemMap");
     gpu_check_driver(driver.set_access(at, n_bytes, &access, 1), "cuMemSetAccess");
-    gpu_check_driver(driver.release(handle), "cuMemRelease"); /* the mapping holds it */
+    gpu_check_driver(driver.release(handle), "cuMemRelease"); /* the mapping keeps the memory allocated */
     return (struct gpu_piece){.at = (uint8_t *)(uintptr_t)at, .n_bytes = n_bytes};
 }
 

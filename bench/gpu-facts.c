@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * Zerod's assumptions about memory that several processes share, tested on the GPU at hand: memory with a descriptor
- * outlives the process that allocated it; nothing writes into it once its writer's process has ended; two ranks of
- * NCCL can share one GPU. Also measured: the time to map such memory, IPC handles, which zerod does not use, and the
- * cost of several processes on one GPU.
+ * Tests zerod's assumptions about memory that several processes share, on the GPU of this machine: memory with a
+ * descriptor outlives the process that allocated it; nothing writes into the memory after its writer's process has
+ * ended; two ranks of NCCL can share one GPU. Also measures the time to map such memory, IPC handles (which zerod does
+ * not use), and the cost of several processes on one GPU.
  */
 
 #include "bench/gpu.h"
@@ -19,14 +19,14 @@
 
 enum {
     N_TIMES = 21,
-    /* Work that a process has queued when it is killed: on the H200 as much as half a second. */
+    /* The work that a process has queued when it is killed: up to half a second on an H200. */
     N_QUEUED = 512,
     N_BEGUN = 32,
-    PRIVATE_TIMES = 64,            /* its own memory, in sizes of the shared one */
-    LATER_MS = 1500,               /* by then the work would be done, if the process had not ended */
-    COPIES_MS = 500,               /* how long copies are made, to measure the time of each */
-    N_COPIES = 64,                 /* queued at a time */
-    LEGACY_LAZY_PEER_ACCESS = 0x1, /* CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only flag that there is */
+    PRIVATE_TIMES = 64,            /* size of the writer's private memory, in sizes of the shared memory */
+    LATER_MS = 1500,               /* the queued work would end within this time if the process had not ended */
+    COPIES_MS = 500,               /* how long copies are made to measure the time of a copy */
+    N_COPIES = 64,                 /* copies queued at a time */
+    LEGACY_LAZY_PEER_ACCESS = 0x1, /* CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS, the only existing flag */
 };
 
 static void sleep_ms(unsigned ms)
@@ -52,7 +52,7 @@ static void start(struct gpu_child *child, const struct gpu_options *options, co
 
 /* ---- IPC handles ---------------------------------------------------------------------------------------- */
 
-/* As the driver's CUipcMemHandle. */
+/* The same type as the driver's CUipcMemHandle. */
 struct legacy_handle {
     char bytes[64];
 };
@@ -83,12 +83,10 @@ static struct legacy_handle hear_handle(struct gpu_child *owner)
     return handle;
 }
 
-/* ---- who owns the memory -------------------------------------------------------------------------------- */
+/* ---- processes that own the memory ---------------------------------------------------------------------- */
 
-/*
- * When the parent says a word: the shared memory is set to one value after the other, until the process is killed.
- * Between two of these larger memory of its own is set, so that there is much to come at any time.
- */
+/* Waits for a message of the parent. Then sets the shared memory to one value after another until the process is
+ * killed. Between two values it sets larger memory of its own, so that much work is queued at any time. */
 static _Noreturn void write_for_ever(uint8_t *at, size_t n_bytes)
 {
     cudaStream_t stream = gpu_stream();
@@ -97,7 +95,7 @@ static _Noreturn void write_for_ever(uint8_t *at, size_t n_bytes)
 
     if (frame_buffer_init(&heard) < 0)
         gpu_fail("no memory");
-    gpu_hear(STDIN_FILENO, &heard); /* for ever, where only the memory is wanted */
+    gpu_hear(STDIN_FILENO, &heard); /* waits for ever if the parent needs only the memory */
     own = gpu_alloc(PRIVATE_TIMES * n_bytes);
     for (uint64_t pass = 1;; pass++) {
         gpu_check(cudaMemsetAsync(at, (int)(pass & 0xff), n_bytes, stream), "cudaMemsetAsync");
@@ -196,7 +194,7 @@ void gpu_handles(const struct gpu_options *options)
     say_us("unmap", ns[2]);
 }
 
-/* ---- what is left --------------------------------------------------------------------------------------- */
+/* ---- memory after its owner was killed ------------------------------------------------------------------ */
 
 static unsigned count_values(const uint8_t *bytes, size_t n_bytes)
 {
@@ -216,7 +214,7 @@ static void read_all(uint8_t *to, const uint8_t *at, size_t n_bytes, cudaStream_
     gpu_finish(stream);
 }
 
-/* Made before, so that nothing takes its time between the owner's end and the first look. */
+/* Made before the kill, so that only little time passes between the owner's end and the first look at its memory. */
 struct look {
     uint8_t *first, *later;
     size_t n_bytes;
@@ -229,7 +227,8 @@ static struct look prepare_look(size_t n_bytes)
         .first = gpu_alloc_host(n_bytes), .later = gpu_alloc_host(n_bytes), .n_bytes = n_bytes, .stream = gpu_stream()};
 }
 
-/* Owner and its work are gone: what lies there, whether that is all, and whether it is memory still. */
+/* Call it after the owner has ended. Prints what the memory contains, whether that still changes, and whether the
+ * memory can be written. */
 static void look_at(const struct look *look, uint8_t *at)
 {
     unsigned n_values;
@@ -258,7 +257,7 @@ static void kill_at_work(struct gpu_child *owner)
     printf("until a killed process has ended\t%.1f ms\n", (double)(gpu_now_ns() - begin) / 1e6);
 }
 
-/* As the daemon: it holds descriptors and maps nothing, and the next engine imports them. */
+/* Holds descriptors and maps nothing, as the daemon does. Then it imports the memory, as the next engine does. */
 void gpu_killed(const struct gpu_options *options)
 {
     size_t n_bytes = gpu_round(options->n_bytes);
@@ -294,10 +293,10 @@ void gpu_killed_legacy(const struct gpu_options *options)
            legacy.open(&again, handle, LEGACY_LAZY_PEER_ACCESS) == CUDA_SUCCESS ? "yes" : "no");
 }
 
-/* ---- beside another process ----------------------------------------------------------------------------- */
+/* ---- copies while another process copies ---------------------------------------------------------------- */
 
-/* Copies of all of `from` to `to`, always some of them queued, for so long; 0: for ever. Return: milliseconds of each.
- */
+/* Copies `from` to `to` for `ms` milliseconds, with copies always queued; 0: for ever. Return: the milliseconds of a
+ * copy. */
 static double copy_for(const struct gpu_options *options, unsigned ms)
 {
     uint8_t *from = gpu_alloc(options->n_bytes), *to = gpu_alloc(options->n_bytes);
@@ -335,7 +334,7 @@ void gpu_slices(const struct gpu_options *options)
     printf("beside another process's copies\t%.4f ms\n", beside);
 }
 
-/* ---- two ranks ------------------------------------------------------------------------------------------ */
+/* ---- two ranks on one GPU ------------------------------------------------------------------------------- */
 
 static void check_nccl(ncclResult_t r, const char *call)
 {
@@ -343,7 +342,7 @@ static void check_nccl(ncclResult_t r, const char *call)
         gpu_fail("%s: %s", call, ncclGetErrorString(r));
 }
 
-/* Each rank's bytes are its number and one. Return: milliseconds of one gather. */
+/* Gathers bytes of both ranks. Each byte of a rank is the rank's number + 1. Return: the milliseconds of a gather. */
 static double gather(ncclComm_t communicator, uint8_t rank, size_t n_bytes)
 {
     uint8_t *own = gpu_alloc(n_bytes), *all = gpu_alloc(2 * n_bytes), *host = gpu_alloc_host(2 * n_bytes);
@@ -392,11 +391,11 @@ void gpu_rank(const struct gpu_options *options)
     for (size_t i = 0; i < ARRAY_SIZE(sizes); i++)
         ms[i + 1] = gather(communicator, rank, sizes[i]);
     gpu_say(STDIN_FILENO, ms, sizeof(ms), -1);
-    gpu_hear(STDIN_FILENO, &heard); /* who ends first is no error of the other */
+    gpu_hear(STDIN_FILENO, &heard); /* waits for the other rank, which would fail if this rank ended earlier */
     frame_buffer_deinit(&heard);
 }
 
-/* Waits for the next message of each, in any order: where one fails, the other would wait for it for ever. */
+/* Waits for one message of each rank, in any order, because a rank waits for ever if the other rank has failed. */
 static void hear_both(struct gpu_child ranks[2])
 {
     struct pollfd waited[2] = {{.fd = ranks[0].fd, .events = POLLIN}, {.fd = ranks[1].fd, .events = POLLIN}};
@@ -414,7 +413,7 @@ static void hear_both(struct gpu_child ranks[2])
     }
 }
 
-/* Lets two processes of one host share a GPU: each claims to be another host, so NCCL uses sockets only. */
+/* Lets two processes of one host share a GPU. Each process claims to be on another host, so NCCL uses only sockets. */
 static void set_environment(void)
 {
     static const char *const variables[][2] = {

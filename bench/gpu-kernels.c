@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The kernels beside copies of as many bytes. For each line of standard input, the name of one: fresh gradients, the
- * kernel once, its time until the host knows of its end. "sample" shows some elements, so that it can be seen that
- * something was computed.
+ * Measures the kernels, and copies of equally many bytes. Each line of standard input names a kernel. The program makes
+ * fresh gradients, runs that kernel once, and prints the time until the host knows that the kernel has ended. "sample"
+ * prints some elements, which shows that the kernels compute something.
  */
 
 #include "bench/gpu.h"
@@ -18,28 +18,28 @@
 #include <string.h>
 
 enum {
-    POOL_ELEMS = 1 << 20, /* random gradients; an iteration's begin somewhere in it, and repeat */
-    POOL_STEP = 8 * 1013, /* elements between two iterations' beginnings: a multiple of 16 bytes */
-    /* Bytes of AdamW for each parameter, times four: four arrays read, three written. */
+    POOL_ELEMS = 1 << 20, /* random gradients; each iteration begins at another one, and wraps around */
+    POOL_STEP = 8 * 1013, /* elements between the beginnings of two iterations; a multiple of 16 bytes */
+    /* 4 x the bytes that AdamW moves per parameter: four arrays read, three written. */
     COPY_FP32 = 4 * 28,
-    COPY_BF16 = 4 * 30, /* and the 16-bit weight */
+    COPY_BF16 = 4 * 30, /* also writes the 16-bit weight */
     COPY_BF16_MOMENTS = 4 * 20,
-    COPY_8BIT = 4 * 12 + 17,    /* 68 bytes for 64 elements of a moment */
-    COPY_8BIT_24 = 4 * 10 + 17, /* a master and its weight: 3 bytes read, 3 written */
+    COPY_8BIT = 4 * 12 + 17,    /* a group of 64 elements of a moment has 68 bytes */
+    COPY_8BIT_24 = 4 * 10 + 17, /* a master and its weight: 3 bytes are read, 3 written */
     LOSS_SCALE = 2,
 };
 
-/* All parameters. */
+/* The arrays of all parameters. */
 struct arrays {
     float *p;
-    void *m, *v; /* of `moments` */
+    void *m, *v; /* in the types of `moments` */
     float *acc;
     uint16_t *w16;
-    int8_t *lower; /* NULL: masters in fp32 */
+    int8_t *lower; /* NULL: masters are fp32 */
     struct moments_type moments;
 };
 
-/* The results of a reduction, for each range: on the device, and in registered memory, where the host reads them. */
+/* The results of a reduction, for each range. One copy is on the device, one in registered memory for the host. */
 struct results {
     struct exact_sum *squares;
     struct position_sum *sums;
@@ -63,7 +63,7 @@ struct bench {
     struct device_update_list update, update16, update_imported, update_bf16_moments, update_8bit, update_8bit_24;
     struct device_reduce_list reduce;
     struct results results, results_there;
-    struct update_scalars *scalars, *scalars_there; /* of each parameter */
+    struct update_scalars *scalars, *scalars_there; /* one per parameter */
 };
 
 static const struct hyper hyper = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01};
@@ -75,7 +75,7 @@ static size_t arrays_bytes(const struct bench *bench)
     return gpu_round((4 * sizeof(float) + sizeof(uint16_t)) * bench->options->n_elems);
 }
 
-/* One array behind the other. */
+/* Divides the memory into arrays, one after another. */
 static struct arrays arrays_at(const struct bench *bench, void *memory)
 {
     float *at = memory;
@@ -94,7 +94,7 @@ static void *zeroes(const struct bench *bench, size_t n_bytes)
     return at;
 }
 
-/* Moments of their own, and bytes of masters, beside the other arrays. */
+/* Adds moments of their own type, and lower bytes of masters, to the arrays of `own`. */
 static struct arrays narrow_arrays(const struct bench *bench, struct moments_type moments, bool master24)
 {
     struct arrays arrays = bench->own;
@@ -111,7 +111,7 @@ static void copy(struct bench *bench, void *to, const void *from, size_t n_bytes
     gpu_check(cudaMemcpyAsync(to, from, n_bytes, kind, bench->stream), "cudaMemcpyAsync");
 }
 
-/* The pool from `from` on, again and again. */
+/* Fills the array with the pool from `from` on, repeatedly. */
 static void fill(struct bench *bench, void *at, size_t n_elems, const uint16_t *from)
 {
     uint16_t *to = at;
@@ -120,7 +120,7 @@ static void fill(struct bench *bench, void *at, size_t n_elems, const uint16_t *
         copy(bench, to + i, from, MIN(n_elems - i, (size_t)POOL_ELEMS) * sizeof(*from), cudaMemcpyDeviceToDevice);
 }
 
-/* Small numbers of both signs. */
+/* Fills the pool with small numbers of both signs. */
 static void make_pool(struct bench *bench)
 {
     _cleanup_free_ uint16_t *pool = calloc(2 * POOL_ELEMS, sizeof(*pool));
@@ -172,10 +172,10 @@ static struct results results_at(const struct bench *bench, uint8_t *all)
 
 /* ---- lists ---------------------------------------------------------------------------------------------- */
 
-/* Ranges are as long as the engine's: a chunk of the layout, of one parameter. */
+/* A range has the length of the engine's ranges: a chunk of the layout, within one parameter. */
 struct range {
     uint64_t begin, n_elems;
-    uint64_t start; /* from the parameter's start */
+    uint64_t start; /* the range's first element, counted from the parameter's start */
     uint32_t param;
 };
 
@@ -242,7 +242,7 @@ static struct device_update_list make_update(struct bench *bench, const struct r
                                        .moments = arrays->moments};
 }
 
-/* Gradients into accumulators without anything else. */
+/* Converts gradients to fp32 in the accumulators, and does nothing else. */
 static struct device_convert_list make_widen(struct bench *bench, const struct range *ranges,
                                              const struct arrays *arrays)
 {
@@ -260,7 +260,7 @@ static struct device_convert_list make_widen(struct bench *bench, const struct r
                                         .n_chunks = bench->n_chunks};
 }
 
-/* One rank's gradients into the accumulators, as the first micro-batch of a step. */
+/* Adds one rank's gradients to the accumulators, as the first micro-batch of a step. */
 static void make_reduce(struct bench *bench, const struct range *ranges)
 {
     _cleanup_free_ struct device_reduce_range *list = calloc(bench->n_ranges, sizeof(*list));
@@ -328,14 +328,14 @@ static void make_lists(struct bench *bench)
     make_undo(bench);
 }
 
-/* ---- what is timed -------------------------------------------------------------------------------------- */
+/* ---- the timed work ------------------------------------------------------------------------------------- */
 
 static void launch(int r, const char *kernel)
 {
     gpu_check((cudaError_t)r, kernel);
 }
 
-/* factor: what the gradients are multiplied by. */
+/* factor: the number by which the gradients are multiplied. */
 static void put_scalars(struct bench *bench, double factor)
 {
     bench->n_steps++;
@@ -351,9 +351,9 @@ static void put_scalars(struct bench *bench, double factor)
 struct timed {
     const char *name;
     void (*run)(struct bench *bench, const struct timed *timed);
-    bool accumulated;    /* its gradients lie in the accumulators */
-    size_t list;         /* of an update: where its list is in struct bench */
-    unsigned n_quarters; /* of a copy: bytes for each parameter, times four; half are read and half are written */
+    bool accumulated;    /* its gradients are in the accumulators */
+    size_t list;         /* for an update: the offset of its list in struct bench */
+    unsigned n_quarters; /* for a copy: 4 x the bytes per parameter; half are read, half are written */
 };
 
 static void run_copy(struct bench *bench, const struct timed *timed)
@@ -369,7 +369,7 @@ static void run_update(struct bench *bench, const struct timed *timed)
     launch(device_update(bench->stream, list), "device_update");
 }
 
-/* As the engine updates. */
+/* Updates as the engine does, with undo slots. */
 static void adamw_undo(struct bench *bench, const struct timed *timed)
 {
     struct device_update_list list = bench->update;
@@ -379,7 +379,7 @@ static void adamw_undo(struct bench *bench, const struct timed *timed)
     launch(device_update(bench->stream, &list), "device_update");
 }
 
-/* As the daemon: the squares of all ranges without rounding. Return: the norm, unscaled. */
+/* Adds the squares of all ranges without rounding, as the daemon does. Return: the norm, unscaled. */
 static double norm(const struct bench *bench)
 {
     struct exact_sum total;
@@ -392,9 +392,9 @@ static double norm(const struct bench *bench)
 }
 
 /*
- * From a 16-bit gradient to the 16-bit weight, with all that a step looks at: position sums, values that are not
- * finite, the norm, which the host makes the factor of that unscales and clips. One after the other; in a training the
- * reduction and the results' way to the host are beside the backward.
+ * Computes 16-bit weights from 16-bit gradients, with all checks of a step: position sums, non-finite values, and the
+ * norm, from which the host computes the factor that unscales and clips. The parts run one after another. In a
+ * training, the reduction and the transfer of its results to the host overlap with the backward.
  */
 static void sequence(struct bench *bench, const struct timed *timed)
 {

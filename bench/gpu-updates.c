@@ -2,9 +2,9 @@
 
 /*
  * Zerod assumes that the writes of a killed process's kernel are in memory in the order of the kernel's fences. An
- * update with undo slots depends on that in each of its blocks, so it is the test: a process makes updates in memory
- * with a descriptor and is killed. Then the one that it was killed in is launched again, as the next engine does, and
- * the bits must be those of as many updates that nobody disturbed.
+ * update with undo slots depends on that in each of its blocks, so it tests the assumption: a process updates memory
+ * with a descriptor and is killed. The interrupted update is launched again, as the next engine does. The bits must be
+ * those of equally many undisturbed updates.
  */
 
 #include "bench/gpu.h"
@@ -19,18 +19,18 @@
 enum {
     N_KILLS = 8,
     N_QUEUED = 64,
-    N_BEGUN = 4, /* updates, before the process is killed */
+    N_BEGUN = 4, /* updates that end before the process is killed */
     N_ARRAYS = 3,
     ELEM_BYTES = 16, /* p, m, v, acc */
     UNDO_SLOT_BYTES = N_ARRAYS * sizeof(float) * DEVICE_UNDO_GROUP_ELEMS,
 };
 
-/* An update. Its arrays and marks lie in memory that the killed process does not take with it. */
+/* An update. Its arrays and marks are in memory that outlives the killed process. */
 struct updates {
     uint64_t n_elems;
     uint32_t n_chunks, n_blocks;
     uint64_t *marks;
-    float *arrays; /* p, m, v, one behind the other */
+    float *arrays; /* p, m and v, one after another */
     struct device_update_list list;
 };
 
@@ -44,7 +44,7 @@ static uint32_t blocks_of(const struct gpu_options *options)
     return device_update_blocks(device_chunks_count(elems_of(options)));
 }
 
-/* Arrays, slots and marks. */
+/* Return: the bytes of arrays, slots and marks together. */
 static size_t piece_bytes(const struct gpu_options *options)
 {
     uint32_t n_blocks = blocks_of(options);
@@ -53,7 +53,7 @@ static size_t piece_bytes(const struct gpu_options *options)
                      n_blocks * sizeof(uint64_t));
 }
 
-/* Small numbers, of which hardly two are the same. */
+/* Makes small numbers, almost all of them different. */
 static float *make_values(uint64_t n, uint32_t x)
 {
     float *values = calloc(n, sizeof(*values));
@@ -67,7 +67,7 @@ static float *make_values(uint64_t n, uint32_t x)
     return values;
 }
 
-/* The update of all elements as one range. begins: the arrays get their first values. */
+/* Makes the update of all elements as one range. begins: whether the arrays get their first values. */
 static struct updates make_updates(const struct gpu_options *options, uint8_t *at, bool begins, cudaStream_t stream)
 {
     static const struct hyper hyper = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01};
@@ -124,7 +124,7 @@ static void update(struct updates *all, bool plainly, uint64_t step, cudaStream_
     gpu_check((cudaError_t)device_update(stream, &list), "device_update");
 }
 
-/* Updates until it is killed, always some of them queued. */
+/* Updates until the process is killed, with updates always queued. */
 void gpu_updater(const struct gpu_options *options)
 {
     size_t n_bytes = piece_bytes(options);
@@ -147,7 +147,7 @@ void gpu_updater(const struct gpu_options *options)
     }
 }
 
-/* The update that was under way, by its marks; *n_torn: blocks that it has begun and not ended. */
+/* Finds the interrupted update by its marks. Adds the blocks that had begun and not ended to *n_torn. */
 static uint64_t find_step(const struct updates *all, cudaStream_t stream, unsigned *n_torn)
 {
     uint64_t *marks = gpu_alloc_host(all->n_blocks * sizeof(*marks)), step = 0;
@@ -163,7 +163,7 @@ static uint64_t find_step(const struct updates *all, cudaStream_t stream, unsign
     return step;
 }
 
-/* Return: how many elements of p, m and v differ. */
+/* Return: the number of elements of p, m and v that differ. */
 static uint64_t count_different(const struct updates *all, const struct updates *expected, cudaStream_t stream)
 {
     uint64_t n_elems = N_ARRAYS * all->n_elems, n = 0;
@@ -188,7 +188,7 @@ static void sleep_us(unsigned us)
     nanosleep(&t, NULL);
 }
 
-/* One process, killed a little later than the last one. Return: how many elements differ. */
+/* Kills one process, a little later than the process before it. Return: the number of elements that differ. */
 static uint64_t kill_one(const struct gpu_options *options, unsigned number, cudaStream_t stream, unsigned *n_torn)
 {
     size_t n_bytes = piece_bytes(options);

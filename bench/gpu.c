@@ -4,14 +4,14 @@
  * Measures zerod's kernels, and memory that several processes share, on a GPU. scripts/bench --gpu runs this program
  * and writes the tables; gpu.h describes its structure.
  *
- *     bench-gpu kernels         prints lines: a kernel's name, its time in JSON
+ *     bench-gpu kernels         reads kernels' names from standard input, prints the time of each in JSON
  *     bench-gpu handles         the cost of sharing memory with another process by a descriptor
- *     bench-gpu handles-legacy  the cost of sharing it by an IPC handle
+ *     bench-gpu handles-legacy  the cost of sharing memory with another process by an IPC handle
  *     bench-gpu killed          memory with a descriptor, after its owner was killed at work
  *     bench-gpu killed-legacy   memory with an IPC handle, after its owner was killed at work
- *     bench-gpu updates         updates with undo slots that are killed and launched again
- *     bench-gpu slices          a process's copies beside another one's
- *     bench-gpu ranks           two ranks of NCCL on this one GPU
+ *     bench-gpu updates         kills updates with undo slots, and launches them again
+ *     bench-gpu slices          the time of a process's copies while another process copies
+ *     bench-gpu ranks           two ranks of NCCL on one GPU
  *
  * Options: --elems N, --params P (kernels), --bytes N (the others).
  */
@@ -42,7 +42,7 @@ static const struct command {
     {"rank", gpu_rank},
 };
 
-/* The usage leaves out the commands that other commands start. */
+/* Does not list the commands that only other commands start. */
 static const char usage[] = "usage: bench-gpu kernels|handles|handles-legacy|killed|killed-legacy|updates|slices|ranks "
                             "[--elems N] [--params P] "
                             "[--bytes N]\n";
@@ -72,7 +72,7 @@ int main(int argc, char **argv)
 {
     struct gpu_options options = {.n_elems = UINT64_C(256) << 20, .n_params = 64, .n_bytes = (size_t)64 << 20};
 
-    setvbuf(stdout, NULL, _IOLBF, 0); /* what was found out before an end that nobody asked for */
+    setvbuf(stdout, NULL, _IOLBF, 0); /* keeps all answers that are printed before an unexpected end */
     if (parse(&options, argc, argv) < 0 || optind == argc) {
         fputs(usage, stderr);
         return 64;

@@ -2,11 +2,11 @@
 #pragma once
 
 /*
- * Shared by the files of bench-gpu. The program measures the kernels on a GPU, and tests zerod's assumptions about
- * memory that several processes share there. Each question is a command in a process of its own, because an answer may
- * be an error after which this process cannot use the GPU any more.
+ * Shared by the files of bench-gpu. The program measures the kernels on a GPU, and tests zerod's assumptions about GPU
+ * memory that several processes share. Each measurement or test is a command with its own process, because after some
+ * errors a process can no longer use the GPU.
  *
- * Errors: the program cannot continue after any. gpu_fail() prints the error and exits with status 1.
+ * No error can be handled: gpu_fail() prints the error and exits with status 1.
  */
 
 #include "core/wire/frame.h"
@@ -23,65 +23,65 @@ void gpu_check(cudaError_t r, const char *call);
 void gpu_check_driver(CUresult r, const char *call);
 
 uint64_t gpu_now_ns(void);
-double gpu_median(double *values, size_t n); /* sorts them; n > 0 */
+double gpu_median(double *values, size_t n); /* sorts the values; n > 0 */
 
 /* ---- the GPU -------------------------------------------------------------------------------------------- */
 
-/* The first visible one becomes current. */
+/* Makes the first visible GPU the current one. */
 void gpu_open(void);
-/* The driver's function of that name; NULL: it has none. */
+/* Return: the driver's function of that name, or NULL if the driver does not have it. */
 void *gpu_find(const char *name);
-cudaStream_t gpu_stream(void); /* a new one */
+cudaStream_t gpu_stream(void); /* Return: a new stream */
 void gpu_finish(cudaStream_t stream);
 
-void *gpu_alloc(size_t n_bytes);      /* on the device, of this process alone */
-void *gpu_alloc_host(size_t n_bytes); /* registered */
+void *gpu_alloc(size_t n_bytes);      /* device memory, private to this process */
+void *gpu_alloc_host(size_t n_bytes); /* registered host memory */
 void *gpu_upload(const void *host, size_t n_bytes, cudaStream_t stream);
 
-/* ---- memory with a descriptor: it is there as long as somebody holds that, or maps it -------------------- */
+/* ---- memory with a descriptor; it exists while a descriptor or a mapping exists -------------------------- */
 
 struct gpu_piece {
-    uint8_t *at; /* on the device */
+    uint8_t *at; /* device address */
     size_t n_bytes;
 };
 
-size_t gpu_round(size_t n_bytes); /* up to what pieces are multiples of */
-/* n_bytes: gpu_round()'s. Return: the descriptor, the caller's; nothing maps it yet. */
+size_t gpu_round(size_t n_bytes); /* Return: n_bytes rounded up to a size that pieces can have */
+/* n_bytes: from gpu_round(). Return: the descriptor, which the caller owns. The memory is not mapped yet. */
 int gpu_piece_make(size_t n_bytes);
-struct gpu_piece gpu_piece_map(int fd, size_t n_bytes); /* does not take the descriptor */
+struct gpu_piece gpu_piece_map(int fd, size_t n_bytes); /* the caller keeps the descriptor */
 void gpu_piece_unmap(struct gpu_piece *piece);
 
 /* ---- other processes ------------------------------------------------------------------------------------ */
 
-/* This program again, with another command; it ends with its parent. Its standard input is a socket. */
+/* A process that runs another command of this program. It ends with its parent. Its standard input is a socket. */
 struct gpu_child {
     pid_t pid;
     int fd;
     struct frame_buffer heard;
 };
 
-/* argv: from the command on, ended by NULL. host: its NCCL_HOSTID, or NULL. */
+/* argv: the arguments from the command on, ended by NULL. host: the child's NCCL_HOSTID, or NULL. */
 void gpu_child_start(struct gpu_child *child, const char *const *argv, const char *host);
-int gpu_child_wait(struct gpu_child *child);  /* until it has ended. Return: its status, as of waitpid() */
-void gpu_child_kill(struct gpu_child *child); /* likewise; fails if it has ended before */
+int gpu_child_wait(struct gpu_child *child);  /* Return: the status of waitpid() */
+void gpu_child_kill(struct gpu_child *child); /* waits for the end, too; fails if the child has already ended */
 
-/* One message, of at least one byte; fd: -1, or a descriptor that goes with it. */
+/* Sends one message of at least one byte. fd: a descriptor to send with the message, or -1. */
 void gpu_say(int socket, const void *bytes, size_t n_bytes, int fd);
-/* Waits for the next one. Return: it, until the next is heard. */
+/* Waits for the next message. Return: the message, valid until the next call. */
 const struct frame_buffer *gpu_hear(int socket, struct frame_buffer *heard);
 
 /* ---- commands ------------------------------------------------------------------------------------------- */
 
 struct gpu_options {
-    uint64_t n_elems;  /* of all parameters; a multiple of n_params x 64 */
-    unsigned n_params; /* of one size */
-    size_t n_bytes;    /* of memory that processes share */
+    uint64_t n_elems;  /* elements of all parameters; a multiple of n_params x 64 */
+    unsigned n_params; /* all parameters have equal sizes */
+    size_t n_bytes;    /* bytes of the memory that processes share */
 };
 
-/* Answers each line of standard input, a kernel's name, with a line of JSON. */
+/* Reads kernels' names from standard input, one per line, and prints a line of JSON for each. */
 void gpu_kernels(const struct gpu_options *options);
 
-/* These print a line for each answer: what it is, a tab, the answer. */
+/* These commands print a line for each result: its name, a tab, its value. */
 void gpu_handles(const struct gpu_options *options);
 void gpu_handles_legacy(const struct gpu_options *options);
 void gpu_killed(const struct gpu_options *options);
@@ -90,7 +90,7 @@ void gpu_updates(const struct gpu_options *options);
 void gpu_slices(const struct gpu_options *options);
 void gpu_ranks(const struct gpu_options *options);
 
-/* The work of their child processes. */
+/* These commands are the child processes of the commands above. */
 void gpu_owner(const struct gpu_options *options);
 void gpu_owner_legacy(const struct gpu_options *options);
 void gpu_copier(const struct gpu_options *options);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On a GPU: the kernels beside copies and torch's; what processes that share the GPU can rely on, and what it costs."""
+"""On a GPU: the kernels compared with copies and with torch; tests and costs of processes that share the GPU."""
 
 import json
 import os
@@ -24,7 +24,7 @@ FACTS = {
 
 
 class Setup:
-    """Where it runs."""
+    """The programs and sizes of a measurement."""
 
     program = program("bench-gpu")
     device = "cuda"
@@ -34,7 +34,8 @@ class Setup:
 
     @staticmethod
     def modes():
-        """Without MPS, and with it if it is installed: a name, and a context manager that yields an environment."""
+        """Yields modes: without MPS, and with MPS if it is installed. A mode is a name and a context manager of an
+        environment."""
         yield "", nullcontext
         if shutil.which(MPS):
             yield ", MPS", mps
@@ -43,7 +44,7 @@ class Setup:
 
 
 class StandIns(Setup):
-    """Over the stand-ins of tests/sim, and small: whether it measures at all. The figures mean nothing."""
+    """A small run on the simulated CUDA of tests/sim, which only tests the benchmark. Its figures mean nothing."""
 
     program = program("bench-gpu-sim")
     device = "cpu"
@@ -60,14 +61,14 @@ SETUP = StandIns if os.environ.get("ZEROD_TEST_GPU") == "one" else Setup
 
 
 def control(environment, *lines):
-    """Has the control daemon of MPS do something. Return: what it says."""
+    """Sends lines to the control daemon of MPS. Return: the control daemon's answer."""
     return subprocess.run([MPS], env=environment, input="".join(f"{line}\n" for line in lines), capture_output=True,
                           text=True, timeout=30).stdout.strip()
 
 
 @contextmanager
 def mps():
-    """A control daemon of MPS of our own; it is an error if nobody has used it."""
+    """Starts a private control daemon of MPS. It is an error if no process has used the control daemon."""
     folder = tempfile.mkdtemp(prefix="zerod-mps-")
     environment = dict(os.environ, CUDA_MPS_PIPE_DIRECTORY=folder, CUDA_MPS_LOG_DIRECTORY=folder)
     try:
@@ -88,7 +89,7 @@ def mps():
 
 
 class Side(Process):
-    """A program that runs what a line names, and says how long it took."""
+    """A program that runs the kernel or chain named by a line and answers with the time."""
 
     def ms(self, name):
         self.send(name)
@@ -100,7 +101,7 @@ NARROW = {"bf16-moments": "bf16 moments, stochastic", "8bit": "8-bit moments",
 
 
 def measure(setup, environment, n):
-    """Milliseconds of each kernel and of each of torch's chains, in turn."""
+    """Return: the milliseconds of each kernel and of each of torch's chains, measured in turn."""
     sides = []
     try:
         ours = Side([setup.program, "kernels", "--elems", str(setup.elems), "--params", str(setup.n_params)],
@@ -137,7 +138,7 @@ def kernel_rows(ms, chains, mode):
 
 
 def gpu_kernels(quick, setup=SETUP):
-    """The kernels against copies of the same bytes, torch's fused AdamW and its chains; without and with MPS."""
+    """The kernels compared with copies of the same bytes, torch's fused AdamW and its chains; without and with MPS."""
     rows, table = [], []
     for mode, environment_for in setup.modes():
         try:
@@ -157,7 +158,7 @@ def gpu_kernels(quick, setup=SETUP):
 
 
 def ask(setup, command, environment):
-    """The answers; the last may be an error."""
+    """Runs a command. Return: its answers; the last one may be an error."""
     argv = [setup.program, command, "--bytes", str(setup.bytes)]
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
         try:
@@ -173,7 +174,7 @@ def ask(setup, command, environment):
 
 
 def taken_for_granted(answers, mode):
-    """Rows for zerod's assumptions: if they hold, a killed engine costs nothing."""
+    """Return: rows for zerod's assumptions. If they hold, a job loses nothing when its engine is killed."""
     killed, ranks, updates = (dict(answers[name]) for name in ("killed", "ranks", "updates"))
     seen = {"memory with a descriptor outlives its owner": killed.get("it can be written") == "yes",
             "nothing writes once a killed process has ended": killed.get("it changes after that") == "no",
@@ -185,11 +186,12 @@ def taken_for_granted(answers, mode):
 
 
 def gpu_facts(quick, setup=SETUP):
-    """What zerod takes for granted about memory that processes share, and what it costs; without and with MPS."""
+    """Tests zerod's assumptions about GPU memory that processes share, and measures what sharing costs; without and
+    with MPS."""
     rows, table = [], []
     for mode, environment_for in setup.modes():
         answers = {}
-        for command in FACTS:  # each with a server of its own, where there is one: what is killed may harm it
+        for command in FACTS:  # with a new MPS server for each command, because a killed process may harm the server
             try:
                 with environment_for() as environment:
                     answers[command] = ask(setup, command, environment)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-torch's side on a GPU: fused AdamW, and what makes 16-bit weights of 16-bit gradients.
+torch's side on a GPU: fused AdamW, and chains of calls that compute 16-bit weights from 16-bit gradients.
 
     gpu_torch.py DEVICE ELEMS PARAMS
 
-Prints the names of its chains; then, for each line of standard input, takes fresh gradients, runs the chain of that
-name once and prints its time. On a GPU that is from its first kernel to its last: while the host puts them on the
-stream the GPU is kept busy, as it is in a training.
+Prints the names of its chains. For each line of standard input, makes fresh gradients, runs the named chain once and
+prints the chain's time. On a GPU that is the time from the first kernel to the last. The GPU is kept busy while the
+host puts the kernels on the stream, as in a training.
 """
 
 import json
@@ -19,7 +19,7 @@ import torch
 POOL_ELEMS = 1 << 20
 MAX_NORM = 1.0
 LOSS_SCALE = 2.0
-BUSY_BYTES, BUSY_TIMES = 1 << 30, 64  # 15 ms where 4 TB/s can be written
+BUSY_BYTES, BUSY_TIMES = 1 << 30, 64  # 15 ms at 4 TB/s
 
 
 class Chains:
@@ -51,7 +51,8 @@ class Chains:
         self.optimizer.step()
 
     def unscale_first(self):
-        """As GradScaler and clip_grad_norm_() do it, but for the question whether all was finite."""
+        """Calls what GradScaler and clip_grad_norm_() call, except the check on the host whether all values were
+        finite."""
         self.optimizer.grad_scale = self.optimizer.found_inf = None
         torch._foreach_copy_(self.grads, self.pushed)
         self.found_inf.zero_()
@@ -61,7 +62,7 @@ class Chains:
         torch._foreach_copy_(self.weights, self.masters)
 
     def unscale_within(self):
-        """As somebody who knows what the fused kernel takes."""
+        """Uses arguments of the fused kernel that unscale and clip."""
         torch._foreach_copy_(self.grads, self.pushed)
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(self.grads)))
         self.optimizer.grad_scale = torch.clamp(norm / MAX_NORM, min=LOSS_SCALE)
@@ -70,7 +71,7 @@ class Chains:
         torch._foreach_copy_(self.weights, self.masters)
 
     def time(self, name):
-        """Milliseconds."""
+        """Runs the chain once. Return: milliseconds."""
         if self.device == "cpu":
             begin = time.monotonic_ns()
             self.run[name]()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory against the plan, and how cost grows with the work."""
+"""Compares memory with the plan, and measures how cost grows with the work."""
 
 import json
 import pathlib
@@ -9,12 +9,12 @@ from harness import MI, Failure, ZerodJob, allowance, available_bytes, median, p
 from traffic import step_bytes
 
 MEMORY_PARAMS = 24
-MEMORY_ELEMS = MEMORY_PARAMS * 2000000  # as large as a bucket: the plan, which is told no sizes, reckons with such
+MEMORY_ELEMS = MEMORY_PARAMS * 2000000  # parameters of a bucket's size, which the plan assumes
 MEMORY_SHARE, MEMORY_BYTES = 0.02, 16 * MI
-# Which memfds a class is made of; "fixed" is the heap, and "staging" there is none on one node.
+# The memfds of each class of memory. "fixed" is the heap. A job on one node has no "staging".
 SEGMENTS = {"state": ["state"], "gradient": ["gradient"], "ring": ["ring"], "overflow": ["overflow"],
             "weights": ["weights"], "pool": ["pool"]}
-GROWTH_GOAL = 1 / 1.15  # at most 15 % longer
+GROWTH_GOAL = 1 / 1.15  # at most 15 % longer than the bytes predict
 
 
 def plan(elems, world, stage, config=None):
@@ -27,12 +27,12 @@ def plan(elems, world, stage, config=None):
 
 
 def memfd_bytes(pid):
-    """Bytes really allocated for each memfd of a process, by the first part of its name."""
+    """Return: the bytes allocated for the memfds of a process, by the first part of a memfd's name."""
     held, seen = {}, set()
     for fd in pathlib.Path(f"/proc/{pid}/fd").iterdir():
         try:
             target, stat = fd.readlink(), fd.stat()
-        except FileNotFoundError:  # closed since the folder was read
+        except FileNotFoundError:  # closed after the folder was read
             continue
         if not str(target).startswith("/memfd:zerod."):
             continue
@@ -69,7 +69,7 @@ def memory_of(world, stage):
         held = sum(memfds.get(s, 0) for s in SEGMENTS[name]) if name in SEGMENTS else said
         if name == "fixed":
             held = heap
-        if name == "overflow":  # a bound, of which what is granted is held
+        if name == "overflow":  # the plan is an upper bound; only granted parts are held
             off = max(0, held - expected, abs(held - said))
         else:
             off = max(abs(held - expected), abs(said - expected))
@@ -79,7 +79,7 @@ def memory_of(world, stage):
 
 
 def memory(quick):
-    """What is held of each class of memory, and what the daemon says is, against the plan: within 2 % or 16 MiB."""
+    """Memory held in each class, and the daemon's own figures, compared with the plan: within 2 % or 16 MiB."""
     return [line for stage in (1, 2, 3) for world in (2, 4) for line in memory_of(world, stage)], {}
 
 
@@ -87,7 +87,8 @@ def memory(quick):
 
 
 def cell(elems, params, world, n):
-    """One point: ms of a step, bytes held by the daemon. None when this machine has no room for it."""
+    """Measures one point: the ms of a step, and the bytes held by the daemon. Return: None if the memory does not
+    suffice."""
     buffer_elems = min(elems, 32 * MI)
     needed = plan(elems, world, 2)["needed_bytes"] + world * buffer_elems * 4
     if needed * 1.1 > available_bytes():
@@ -106,7 +107,7 @@ def cell(elems, params, world, n):
 
 
 def against_bytes(label, cells):
-    """Rows: how long each point takes against the speed with which the middle one moves its bytes."""
+    """Return: rows that compare each point's time with the time for its bytes at the speed of the middle point."""
     if not cells:
         return []
     middle = cells[len(cells) // 2]
@@ -119,7 +120,7 @@ def against_bytes(label, cells):
 
 
 def scaling(quick):
-    """Time per step against its bytes, and memory, as the model, its number of tensors, and the ranks grow."""
+    """Time per step against its bytes, and memory, for growing models, numbers of tensors, and numbers of ranks."""
     sizes = [1, 4, 16, 64] if quick else [1, 4, 16, 64, 256, 512]
     n = 3 if quick else 7
     by_size, by_params, by_ranks = [], [], []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that take turns: a daemon with its ranks, torch with its ranks, programs that iterate on demand."""
+"""Processes that run in turn: a daemon with its ranks, torch with its ranks, programs that iterate on demand."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ EXTENSIONS = ROOT / "build" / "torch-extensions"  # the kernels that DeepSpeed c
 
 
 class Failure(Exception):
-    """A benchmark could not run; the text says why."""
+    """A benchmark could not run. The text gives the reason."""
 
 
 def say(text):
@@ -29,7 +29,7 @@ def say(text):
 
 
 def program(name):
-    """A program or a library of the build that is measured."""
+    """Return: the path of a program or library of the measured build."""
     places = {"zerod": "daemon", "zerodctl": "client/ctl", "zerodrun": "client/run", "zerod-exporter": "client/exporter",
               "zerod-example": "tests/example", "libzerod.so": "client"}
     return str(BUILD / places.get(name, "bench") / name)
@@ -47,19 +47,20 @@ def available_bytes():
 
 
 def deepspeed_environment(world, job):
-    """For DeepSpeed on processors. job: a part of the names of its segments of shared memory."""
+    """Return: the environment of DeepSpeed on CPUs. job: a part of the names of DeepSpeed's shared memory segments."""
     return {"DS_ACCELERATOR": "cpu", "LOCAL_SIZE": str(world), "MASTER_ADDR": job, "MASTER_PORT": "0",
             "TORCH_EXTENSIONS_DIR": str(EXTENSIONS)}
 
 
 def remove_deepspeed_segments(job):
-    """DeepSpeed leaves its shared memory behind."""
+    """Removes the shared memory that DeepSpeed leaves behind."""
     for segment in pathlib.Path(SHARED).glob(f"deepspeed_allreduce_buffer_*_{job}_*"):
         segment.unlink()
 
 
 def forget_broken_builds():
-    """Removes the locks of processes that ended while DeepSpeed compiled: the next one would wait for them forever."""
+    """Removes the locks of processes that ended while DeepSpeed compiled, because the next process would wait for them
+    forever."""
     for lock in EXTENSIONS.glob("*/lock"):
         lock.unlink()
 
@@ -101,7 +102,7 @@ class Process:
         return f"{self.name}: {what}" + (f": {said[-1]}" if said else "")
 
     def finish(self):
-        """Ends its input and returns what it still says."""
+        """Closes the program's input. Return: the rest of the program's output."""
         rest, _ = self.popen.communicate(timeout=60)
         return (self.buffer + rest).decode()
 
@@ -122,7 +123,7 @@ class Process:
 
 
 def stop_all(processes):
-    """Ends the input of all before it waits for any: ranks leave together."""
+    """Closes the input of all processes before it waits for any of them, because ranks leave together."""
     for process in processes:
         if process.popen.poll() is None:
             process.popen.stdin.close()
@@ -134,7 +135,8 @@ ADAMW = "optimizer: {type: AdamW, params: {lr: 1.0e-3}}\n"
 
 
 class Daemon:
-    """zerod on a private socket. What is not said is as in the default configuration, but clipping is on."""
+    """zerod on a private socket. Options that are not given have the default configuration's values, except that
+    clipping is on."""
 
     def __init__(self, world, stage=2, extra="", zero="", cores=None, clipping=1.0, prefix=(), nodes="", optimizer="",
                  kept=False, env=None):
@@ -149,7 +151,7 @@ class Daemon:
             )
         self.log = open(f"{self.folder}/log", "w+b")
         command = [*prefix, program("zerod"), "--config", self.config]
-        if kept:  # by zerodrun, which starts it again
+        if kept:  # zerodrun starts the daemon again if it ends
             command = [*prefix, program("zerodrun"), "--serve", "--zerod", program("zerod"), "--daemon-restarts", "100",
                        "--config", self.config]
         self.popen = subprocess.Popen(command, stdout=self.log,
@@ -187,11 +189,11 @@ class ZerodJob:
     """A daemon and its ranks, which make steps on demand."""
 
     def __init__(self, world, stage=2, elems=64 * MI, params=64, buffer_elems=None, compute_us=0, gather=False,
-                 extra="", zero="", optimizer="", kept=False, clipping=1.0, types=""):
+                 extra="", zero="", optimizer="", kept=False, clipping=1.0, types="", more=()):
         self.ranks = []
         self.daemon = Daemon(world, stage, extra, zero, clipping=clipping, optimizer=optimizer, kept=kept)
         options = ["--socket", self.daemon.socket, "--elems", str(elems), "--params", str(params), "--on-demand"]
-        options += ["--compute-us", str(compute_us)]
+        options += ["--compute-us", str(compute_us), *more]
         if gather:
             options += ["--gather"]
         if types:
@@ -212,14 +214,15 @@ class ZerodJob:
             rank.send()
 
     def end_step(self):
-        """Milliseconds: push, tail (from the last push to the last answer), total."""
+        """Return: milliseconds of the pushes, the tail (from the last push to the last answer) and the whole step, and
+        the rows."""
         rows = [json.loads(rank.receive()) for rank in self.ranks]
         start, pushed, done = min(r["start"] for r in rows), max(r["pushed"] for r in rows), max(r["done"] for r in rows)
         return {"push": (pushed - start) / 1e6, "tail": (done - pushed) / 1e6, "total": (done - start) / 1e6,
                 "rows": rows}
 
     def step(self):
-        """One step of all ranks."""
+        """Makes one step with all ranks."""
         self.begin_step()
         return self.end_step()
 
@@ -238,7 +241,7 @@ class ZerodJob:
 
 
 class TorchJob:
-    """The chains of torch and others (peers/), with the same number of processes; runs one of them on demand."""
+    """The chains of torch and of other peers (peers/), with as many processes as zerod. Runs one chain on demand."""
 
     def __init__(self, world, elems=64 * MI, params=64, threads=None, network=None, families=("gloo",)):
         self.ranks = []
@@ -252,7 +255,7 @@ class TorchJob:
                 inside = network.inside(rank) if network else []
                 self.ranks.append(Process([*inside, sys.executable, script, str(rank), str(world), str(elems),
                                            str(params), str(threads), self.folder, ",".join(families)], env=env))
-            # name -> family, clips. DeepSpeed compiles its kernels when they are first used.
+            # name -> family, and whether it clips. DeepSpeed compiles its kernels when they are first used.
             self.chains = [json.loads(rank.receive(600)) for rank in self.ranks][0]
         except BaseException:
             self.stop()
@@ -263,24 +266,25 @@ class TorchJob:
         return pathlib.Path(self.folder).name
 
     def ask(self, chain, **what):
-        """The answers of all ranks."""
+        """Sends a request to all ranks. Return: the answers."""
         for rank in self.ranks:
             rank.send(json.dumps({"chain": chain, **what}))
         return [json.loads(rank.receive()) for rank in self.ranks]
 
     def step(self, chain):
-        """Milliseconds from when all have their gradients until all have their weights."""
+        """Return: milliseconds from when all ranks have their gradients until all ranks have their weights."""
         rows = self.ask(chain, iteration=self.iterations[chain])
         self.iterations[chain] += 1
         return (max(r["done"] for r in rows) - min(r["start"] for r in rows)) / 1e6
 
     def reset(self, chain):
-        """The chain begins again, with weights of zero."""
+        """Resets the chain, with weights of zero."""
         self.ask(chain, reset=True)
         self.iterations[chain] = 0
 
     def slow(self, first):
-        """Those that take twice as long as the fastest of their family, by a first look at each: chain -> ms."""
+        """Return: the chains that take over twice as long as the fastest chain of their family. first: chain -> ms of a
+        first run."""
         fastest = {}
         for chain, ms in first.items():
             family = self.chains[chain]["family"]
@@ -297,7 +301,7 @@ class TorchJob:
 
 
 def in_turn(sides, n, n_warm_up=2):
-    """Calls the sides in turn, beginning with another one each time. Returns the results of each, by name."""
+    """Calls the sides in turn, beginning with another side in each round. Return: each side's results, by name."""
     results = {name: [] for name in sides}
     names = list(sides)
     for i in range(n_warm_up + n):
@@ -311,9 +315,9 @@ def in_turn(sides, n, n_warm_up=2):
 
 def in_both_orders(make, step, n):
     """
-    Of jobs that run beside one another the one that was made first is slower by up to 4 %, whatever it is. So they are
-    made twice, in this order and in the other one. make: by name, a function that makes a job; step: calls it once.
-    Returns the results of each, by name, of n rounds in each order.
+    Makes the jobs twice, in this order and in reverse. Of jobs that exist at the same time, the job that was made first
+    is slower by up to 4 %, whichever it is. make: functions that make a job, by name. step: makes one step of a job.
+    Return: each job's results of n rounds in each order, by name.
     """
     results = {name: [] for name in make}
     for names in (list(make), list(make)[::-1]):
@@ -325,14 +329,15 @@ def in_both_orders(make, step, n):
 
 
 def row(name, zerod, peer, peer_name, unit, goal, ratio=None):
-    """Ratios are peer / zerod, of times: above 1, zerod is the faster one. goal: None, if the figure is for information."""
+    """Makes a row. Ratios are peer / zerod, of times, so above 1 zerod is faster. goal: None if the figure is only
+    information."""
     ratio = peer / zerod if ratio is None else ratio
     return {"name": name, "zerod": round(zerod, 4), "peer": round(peer, 4), "peer_name": peer_name, "unit": unit,
             "ratio": round(ratio, 3), "goal": goal, "holds": goal is None or ratio >= goal}
 
 
 def allowance(name, unit, planned, held, difference, allowed):
-    """How far something is off what it was to be: no ratio, because nobody else does the same."""
+    """Makes a row for how far a figure is from the planned one. It has no ratio, because no peer has this figure."""
     return {"name": name, "unit": unit, "plan": round(planned, 4), "held": round(held, 4),
             "difference": round(difference, 4), "allowed": round(allowed, 4), "holds": difference <= allowed}
 

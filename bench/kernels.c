@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * How close the kernels come to what memory allows: each against a stream that reads and writes the same
- * arrays in the same ranges on the same threads and computes next to nothing, both measured in turn. And what an undo
- * slot costs: the kernel with one against the kernel without.
+ * Measures how close the kernels come to the speed of memory. Each kernel is measured in turn with a stream that reads
+ * and writes the same arrays in the same ranges on the same threads and computes next to nothing. Also measures the
+ * cost of an undo slot: a kernel with a slot against the same kernel without a slot.
  *
- *     bench-kernels [--elems N] [--threads T] [--pairs P] [--cpu-time] [--json]
+ * bench-kernels [--elems N] [--threads T] [--pairs P] [--cpu-time] [--json]
  *
- * --cpu-time takes the mean processor time of the threads instead of the time on the clock, which is the same
- * on a quiet machine and means something on a busy one.
+ * --cpu-time uses the mean processor time of the threads instead of the time on the clock. Both are equal on a quiet
+ * machine; only processor time is meaningful on a busy machine.
  *
  * Gradients are new for each measurement.
  */
@@ -37,11 +37,11 @@ struct row {
     const char *peer_name;
     double goal;
     bool update;
-    unsigned n_leaves; /* reduce */
-    enum dtype dtype;  /* of the leaves, or of the 16-bit weights */
-    bool undo;         /* the peer is the kernel itself; a reduce adds to what is there */
+    unsigned n_leaves; /* leaves of a reduce */
+    enum dtype dtype;  /* type of the leaves, or of the 16-bit weights */
+    bool undo;         /* the peer is the same kernel without a slot; a reduce adds to old values */
     struct moments_type moments;
-    bool master24; /* masters have 24 bits: the 16-bit weights, and bytes in the place of p */
+    bool master24; /* masters have 24 bits: the 16-bit weights, and bytes instead of p */
 };
 
 static const struct row rows[] = {
@@ -97,7 +97,7 @@ struct bench {
     float *acc;
     void *array[MAX_LEAVES]; /* leaves; or p, m, v and 16-bit weights */
 
-    /* what the threads do now */
+    /* the threads' present task */
     const struct row *row;
     enum task task;
     uint32_t seed;
@@ -114,7 +114,8 @@ struct thread {
     struct undo_slot slot;
 };
 
-/* Random fp32 between 2^-17 and 2^-5 in magnitude, or the bf16 in their upper halves. */
+/* Fills the array with random fp32 numbers of magnitude 2^-17 to 2^-5, or with the upper halves of such numbers
+ * (bf16). */
 static void fill(void *out, enum dtype dtype, size_t n, uint32_t seed)
 {
     uint32_t *f32 = out;
@@ -148,7 +149,7 @@ static void range_fill(struct bench *bench, size_t at, size_t n)
         fill(elem(bench->array[leaf], row->dtype, at), row->dtype, n, bench->seed + (uint32_t)at + leaf * 77);
 }
 
-/* slot: NULL: none */
+/* slot: NULL: no undo slot */
 static void range_update(struct bench *bench, struct undo_slot *slot, size_t at, size_t n)
 {
     const struct hyper hyper = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01};
@@ -261,7 +262,7 @@ static void *thread_run(void *arg)
     return NULL;
 }
 
-/* Return: milliseconds from when the first thread begins, all being ready, until the last has finished. */
+/* Return: milliseconds from when the first thread begins, after all are ready, until the last thread has finished. */
 static double run(struct bench *bench, enum task task)
 {
     _cleanup_free_ struct thread *threads =
@@ -309,14 +310,14 @@ static void measure(struct bench *bench, const struct row *row, bool last)
         abort();
     bench->row = row;
     if (row->update) {
-        /* weights; moments start at zero */
+        /* sets the weights; moments start at zero */
         fill(bench->array[0], DTYPE_F32, bench->n_elems, 1);
         fill(bench->array[3], DTYPE_BF16, bench->n_elems, 1);
         memset(bench->array[1], 0, bench->n_elems * sizeof(float));
         memset(bench->array[2], 0, bench->n_elems * sizeof(float));
     }
     for (unsigned i = 0; i < 2 * bench->n_pairs; i++) {
-        bool peers_turn = (i ^ i >> 1) & 1; /* who comes first alternates, too */
+        bool peers_turn = (i ^ i >> 1) & 1; /* alternates which side is first, too */
 
         bench->seed += 0x10001;
         run(bench, TASK_FILL);
@@ -360,7 +361,7 @@ static int bench_init(struct bench *bench)
     return 0;
 }
 
-/* Return: 0 when value is a positive number. */
+/* Return: 0 if the text is a positive number, or -EINVAL. */
 static int parse_positive(const char *text, size_t *value)
 {
     char *end;

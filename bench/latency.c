@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The time of a message for a trainer, and of a bare socket's for comparison, in turn:
+ * Measures the time of a message for a trainer, and of a message over a bare socket for comparison, in turn:
  *
  *     bench-latency push --socket PATH
  *
- * measures one way: zerod_push() of a gradient that lies in its slot, and send() of as many bytes to a process that
- * reads and discards them.
+ * measures one way: zerod_push() of a gradient that is already in its slot, and send() of as many bytes to a process
+ * that reads and discards them.
  *
  *     bench-latency round --socket PATH
  *
@@ -15,11 +15,12 @@
  *
  *     bench-latency probe --socket PATH
  *
- * asks on a control connection again and again until standard input ends. It prints one line per answer: the time of
- * the question, and how long the answer took.
+ * asks on a control connection repeatedly until standard input ends. It prints one line per answer: when the question
+ * was sent, and how long the answer took.
  *
- * Between two messages the process computes for --pause-us, as a trainer does. With --cores A,B it runs on core A and
- * the process that it is compared with on core B, where the daemon should be then, too. Times are ns.
+ * Between two messages the process computes for --pause-us, as a trainer does. With --cores A,B it runs on core A, and
+ * the process at the other end of the bare socket runs on core B. The daemon should then run on core B, too. Times are
+ * ns.
  */
 
 #include "client/control/control.h"
@@ -45,16 +46,16 @@
 
 enum {
     PUSH_PARAMS = 512,
-    PUSH_ELEMS = 1024, /* of a parameter; its value does not matter, nothing is copied */
+    PUSH_ELEMS = 1024, /* elements of a parameter; the value does not matter, because nothing is copied */
     MAX_MESSAGE = 4096,
 };
 
 struct options {
     const char *socket;
-    unsigned n_rounds;    /* pairs of blocks */
-    unsigned n_per_round; /* messages of each side */
+    unsigned n_rounds;    /* pairs of blocks, one block per side */
+    unsigned n_per_round; /* messages of each side in a block */
     unsigned pause_us;
-    int own_core, peer_core; /* -1: any */
+    int own_core, peer_core; /* -1: any core */
 };
 
 struct samples {
@@ -175,7 +176,7 @@ static void pin(int core)
         perror("bench-latency: core");
 }
 
-/* Starts a process that runs serve(). Return: this side of the socketpair, or -1. */
+/* Starts a process that runs serve(). Return: this process's side of the socketpair, or -1. */
 static int start_peer(const struct options *o, void (*serve)(int fd), pid_t *pid)
 {
     int fds[2];
@@ -224,7 +225,7 @@ static void detach(struct zerod *c)
     zerod_close(c);
 }
 
-/* As long as what zerod_push() sends in the middle of such a job. */
+/* Return: the bytes that zerod_push() sends in the middle of such a job. */
 static size_t push_bytes(void)
 {
     struct wire_arena arena;
@@ -242,7 +243,7 @@ static size_t push_bytes(void)
     return n < 0 ? 0 : (size_t)n;
 }
 
-/* One step of which each push is timed, n_per_round of them. */
+/* Pushes n_per_round gradients, in as many steps as that needs, and times each push. */
 static int push_round(struct zerod *c, const struct options *o, struct samples *samples)
 {
     for (unsigned i = 0; i < o->n_per_round;) {
@@ -297,7 +298,7 @@ static int bench_push(const struct options *o)
     }
     if (attach(&c, o, PUSH_PARAMS) != 0 || push_round(c, o, &zerod) != 0)
         return 1;
-    zerod.n = 0; /* that was to warm up */
+    zerod.n = 0; /* the messages until now were a warm-up */
     for (unsigned round = 0; r == 0 && round < o->n_rounds; round++) {
         r = push_round(c, o, &zerod);
         if (r == 0)
@@ -308,7 +309,7 @@ static int bench_push(const struct options *o)
     return r == 0 ? print_both(&zerod, &peer, n_bytes) : r;
 }
 
-/* ---- there and back ------------------------------------------------------------------------------------ */
+/* ---- both ways ----------------------------------------------------------------------------------------- */
 
 static int ask_round(struct zerod *c, const struct options *o, struct samples *samples)
 {
@@ -357,7 +358,7 @@ static int bench_round(const struct options *o)
     }
     if (attach(&c, o, 1) != 0 || ask_round(c, o, &zerod) != 0)
         return 1;
-    zerod.n = 0; /* that was to warm up */
+    zerod.n = 0; /* the messages until now were a warm-up */
     for (unsigned round = 0; r == 0 && round < o->n_rounds; round++) {
         r = ask_round(c, o, &zerod);
         if (r == 0)
@@ -368,7 +369,7 @@ static int bench_round(const struct options *o)
     return r == 0 ? print_both(&zerod, &peer, 16) : r;
 }
 
-/* ---- is somebody else still answered? ------------------------------------------------------------------ */
+/* ---- the time of answers to another client ------------------------------------------------------------- */
 
 static bool input_has_ended(int timeout_ms)
 {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The time of a message, and whether other clients are answered while an update runs."""
+"""Measures the time of a message, and whether other clients are answered while an update runs."""
 
 import json
 import os
@@ -12,7 +12,8 @@ UPDATE_MS = 4.0
 
 
 def alternating(kind, quick):
-    # The trainer on one core, the daemon and the bare reader on another: else it is the scheduler that is measured.
+    # Pins the trainer to one core, and the daemon and the bare reader to another. Otherwise the scheduler would be
+    # measured.
     cores = sorted(os.sched_getaffinity(0))
     own, other = cores[0], cores[-1]
     daemon = Daemon(1, cores={other})
@@ -37,7 +38,7 @@ def p99(values):
 
 
 def probe_updates(quick):
-    """Returns the times of answers in ms: while nothing goes on, and those asked for during updates."""
+    """Return: the times of answers in ms: while the job is idle, and for questions that were asked during updates."""
     job = ZerodJob(2, 2)
     probe = None
     try:
@@ -64,7 +65,7 @@ def probe_updates(quick):
 
 
 def push(quick):
-    """What a push and a round trip cost against a bare socket; answers to others while an update runs."""
+    """A push and a round trip compared with a bare socket; answers to other clients while an update runs."""
     one_way, there_and_back = alternating("push", quick), alternating("round", quick)
     idle, busy = probe_updates(quick)
     allowed = p99(idle) + UPDATE_MS

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training whose daemon is killed, beside one that is left alone: their losses are the same numbers."""
+"""Compares the losses of a training whose daemon is killed with those of an undisturbed training. They are equal."""
 
 import json
 import os
@@ -16,13 +16,13 @@ KILLS = (70, 140)  # the daemon is killed when rank 0 has reported these steps
 
 
 def read_steps(report):
-    """(step, loss, seconds) of rank 0, as far as it has come."""
+    """Return: (step, loss, seconds) of rank 0 for the steps reported so far."""
     lines = report.read_text().splitlines() if report.exists() else []
     return [(e["step"], e["loss"], e["seconds"]) for e in map(json.loads, lines) if e["event"] == "step"]
 
 
 def children(pid):
-    """The processes that it has started."""
+    """Return: the processes that the process has started."""
     for entry in pathlib.Path("/proc").iterdir():
         if entry.name.isdigit():
             try:

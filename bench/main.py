@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/bench: runs the benchmarks and says what they found."""
+"""scripts/bench: runs the benchmarks and prints their results."""
 
 import argparse
 import datetime
@@ -18,7 +18,7 @@ DOCUMENT = ROOT / "docs" / "benchmark-tables.md"
 
 
 def find_benchmarks(on_gpu):
-    """name -> function. Those on a GPU need no PyTorch to be listed, because not each machine with a GPU has it."""
+    """name -> function. Listing GPU benchmarks does not need PyTorch, because not every machine with a GPU has it."""
     if on_gpu:
         import gpu
         import offload
@@ -33,6 +33,7 @@ def find_benchmarks(on_gpu):
         import nodes
         import overlap_update
         import questions
+        import sleeping
         import speed
         import survival
         import torch_hook
@@ -43,7 +44,7 @@ def find_benchmarks(on_gpu):
         found = [speed.kernels, whole_step.step, narrow_state.narrow_state, muon.muon, traffic.traffic, speed.overlap, speed.update, speed.recorder,
                  latency.push, questions.questions, growth.memory, growth.scaling, nodes.nodes, survival.survival,
                  checkpoints.checkpoints, training.torch, torch_hook.torch_hook,
-                 overlap_update.overlap_update]
+                 overlap_update.overlap_update, sleeping.sleeping]
     return {function.__name__.replace("_", "-"): function for function in found}
 
 
@@ -64,7 +65,7 @@ def arguments():
 
 
 def run(name, benchmark, quick):
-    """Returns rows and details; a benchmark that fails takes nobody with it."""
+    """Runs a benchmark. Return: rows and details. If it fails, the other benchmarks still run."""
     started = time.monotonic()
     say(f"{name}: {benchmark.__doc__}")
     try:
@@ -76,7 +77,7 @@ def run(name, benchmark, quick):
     return rows, details
 
 
-# ---- what it looks like ------------------------------------------------------------------------------------------------
+# ---- output ----------------------------------------------------------------------------------------------------------
 
 
 def number(value):
@@ -102,7 +103,7 @@ def allowance_cells(row):
 
 
 def tables_of(rows):
-    """Ratios, and what is no ratio."""
+    """Return: a table of ratios and a table of allowances, without empty tables."""
     ratios = [ratio_cells(row) for row in rows if "ratio" in row]
     allowances = [allowance_cells(row) for row in rows if "allowed" in row]
     return [[head, *lines] for head, lines in ((HEAD, ratios), (ALLOWANCE_HEAD, allowances)) if lines]
@@ -116,7 +117,7 @@ def print_table(table):
 
 
 def print_results(rows, details):
-    """As soon as a benchmark has ended: whoever waits for all of them sees the first ones meanwhile."""
+    """Prints the results of a benchmark when it has ended, because other benchmarks may take long."""
     for table in tables_of(rows):
         print_table(table)
     for title, table in details.items():
@@ -143,7 +144,7 @@ def machine():
 
 
 def gpu_name():
-    """The name of the first visible GPU, with its driver."""
+    """Return: the name of the first visible GPU, with its driver."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
         lines = subprocess.run(query, capture_output=True, text=True, timeout=30).stdout.splitlines()

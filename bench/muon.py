@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Muon's step takes beside torch.optim.Muon."""
+"""Compares the step of Muon with torch.optim.Muon."""
 
 import json
 import sys
@@ -13,7 +13,8 @@ SIDES = {"zerod": "zerod", TORCH: "torch", IN_FP32: "torch-fp32"}
 
 
 def muon(quick):
-    """step() with the matrices of four layers of width 256, 3.1 million elements, beside torch's; both on all cores."""
+    """step() with the matrices of four layers of width 256, 3.1 million elements, compared with torch's; both on all
+    cores."""
     daemon, ranks = Daemon(1, clipping=0.0, optimizer=OPTIMIZER), {}
     try:
         for name, how in SIDES.items():

@@ -4,8 +4,8 @@ A side of bench/muon.py.
 
     muon_rank.py zerod|torch|torch-fp32 SOCKET
 
-For each line of standard input: fresh gradients, and how long step() then takes. torch's optimizer computes its iterations
-in bf16; torch-fp32 has it compute them in fp32, as zerod does.
+For each line of standard input, makes fresh gradients and prints how long step() takes. torch: the optimizer computes
+its iterations in bf16. torch-fp32: in fp32, as zerod does.
 """
 
 import json

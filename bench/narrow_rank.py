@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-A training of bench/narrow_state.py on one rank: a small GPT whose weights and gradients are bf16. It computes in fp32, as
-fast as this machine can, so what differs between runs is what the daemon keeps.
+A training of bench/narrow_state.py on one rank: a small GPT whose weights and gradients are bf16. It computes in fp32,
+so runs differ only in the state that the daemon keeps.
 
     narrow_rank.py SEED STEPS FILE
 
-Writes the losses into the file, a JSON list.
+Writes the losses to FILE, as a JSON list.
 """
 
 import json

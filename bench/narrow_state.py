@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What narrow moments and gradients gain, and what moments cost: steps beside those in fp32, and losses of trainings."""
+"""Measures narrow moments and gradients: the speed of steps compared with fp32, and the losses of trainings."""
 
 import json
 import pathlib
@@ -11,7 +11,7 @@ import tempfile
 from harness import ADAMW, ROOT, Failure, ZerodJob, in_both_orders, median, program, row, say
 from training import rank_environment
 
-# Parameters of the optimizer, and more of the configuration.
+# kind -> (parameters of the optimizer, further configuration)
 FP32, EIGHT, EIGHT_24 = "fp32 moments", "8-bit moments", "8-bit moments, 24-bit masters"
 KINDS = {FP32: ("", ""), "bf16 moments": ("", "bf16: {bf16_optimizer_states: true}\n"),
          "bf16 moments, stochastic": ("", "bf16: {bf16_optimizer_states: true, stochastic_rounding: true}\n"),
@@ -19,11 +19,11 @@ KINDS = {FP32: ("", ""), "bf16 moments": ("", "bf16: {bf16_optimizer_states: tru
 KINDS_OF_BF16 = KINDS | {EIGHT_24: (", optim_bits: 8, master_weight_bits: 24", "")}
 MODELS = {"fp32 model": ("", KINDS), "bf16 model": ("--bf16", KINDS_OF_BF16)}
 TRAINED_IN_BF16 = (FP32, EIGHT, EIGHT_24)
-GOAL = 1.2  # of a bf16 model; of 8 bits the memory is the gain
+GOAL = 1.2  # for whole steps of a bf16 model, except with 8-bit moments, which only save memory
 
 SEEDS = range(1, 6)
-N_STEPS, N_LAST = 500, 100  # of a training; the steps over whose losses the mean is taken
-BETAS = (0.9, 0.999)  # the larger the second one is, the smaller are the changes that rounding may lose
+N_STEPS, N_LAST = 500, 100  # steps of a training; the last steps, whose mean loss is compared
+BETAS = (0.9, 0.999)  # a larger second beta makes smaller changes, which rounding may lose
 
 
 def step(job):
@@ -31,7 +31,7 @@ def step(job):
 
 
 def steps(quick):
-    """Steps of 64 Mi parameters on 2 ranks, all kinds in turn. Return: rows, and a table of memory."""
+    """Measures steps of 64 Mi parameters on 2 ranks, all kinds in turn. Return: rows, and a table of memory."""
     rows, table = [], [["state of 64 Mi parameters, MiB", *KINDS_OF_BF16]]
     for model, (types, kinds) in MODELS.items():
         make = {kind: (lambda params=params, extra=extra: ZerodJob(
@@ -49,7 +49,7 @@ def steps(quick):
 
 
 def gradients(quick):
-    """Steps of an fp32 model whose gradients are bf16 already when they are pushed, beside fp32 ones."""
+    """Compares steps of an fp32 model whose ranks push bf16 gradients with steps whose ranks push fp32 gradients."""
     make = {"wide": lambda: ZerodJob(2), "narrow": lambda: ZerodJob(2, types="--bf16-gradients")}
     results = in_both_orders(make, lambda job: job.step(), 5 if quick else 15)
     wide, narrow = (median([r["total"] for r in found]) for found in results.values())
@@ -57,7 +57,7 @@ def gradients(quick):
 
 
 def train(kind, trainer):
-    """Under zerodrun, with a daemon of that kind."""
+    """Runs the trainer under zerodrun, with a daemon of that kind."""
     params, extra = KINDS_OF_BF16[kind]
     config = (f"job: curve\nlisten: {{socket: SOCKET}}\nworld: {{size: 1}}\ngradient_clipping: 1.0\n"
               f"optimizer: {{type: AdamW, params: {{lr: 1.0e-3, betas: {list(BETAS)}{params}}}}}\n{extra}")
@@ -71,7 +71,7 @@ def train(kind, trainer):
 
 
 def losses(kind, seed):
-    """Of each step of the example on one rank."""
+    """Return: the loss of each step of the example on one rank."""
     with tempfile.TemporaryDirectory() as folder:
         report = pathlib.Path(folder) / "report.json"
         train(kind, [program("zerod-example"), "--steps", str(N_STEPS), "--seed", str(seed), "--beta2", str(BETAS[1]),
@@ -80,7 +80,7 @@ def losses(kind, seed):
 
 
 def losses_in_bf16(kind, seed):
-    """Of each step of a bf16 model on one rank."""
+    """Return: the loss of each step of a bf16 model on one rank."""
     with tempfile.TemporaryDirectory() as folder:
         report = pathlib.Path(folder) / "losses.json"
         train(kind, [sys.executable, str(ROOT / "bench" / "narrow_rank.py"), str(seed), str(N_STEPS), str(report)])
@@ -92,7 +92,7 @@ def smooth(values, n=25):
 
 
 def draw(curves, path):
-    """curves: by kind, of each seed."""
+    """Draws the losses. curves: kind -> a list of losses per seed."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -117,7 +117,7 @@ def draw(curves, path):
 
 
 def trainings(quick, kinds, losses):
-    """Return: a table of the last losses, and the plot."""
+    """Return: a table of the last losses, and a function that draws the plot to a path."""
     curves = {kind: [losses(kind, seed) for seed in (SEEDS[:2] if quick else SEEDS)] for kind in kinds}
     last = {kind: [statistics.fmean(found[-N_LAST:]) for found in seeds] for kind, seeds in curves.items()}
     table = [[f"loss of the last {N_LAST} of {N_STEPS} steps", *(f"seed {seed}" for seed in SEEDS[:len(last[FP32])]),
@@ -131,7 +131,7 @@ def trainings(quick, kinds, losses):
 
 
 def narrow_state(quick):
-    """Fewer bytes: steps with narrow moments or bf16 gradients beside fp32 ones, and the losses of trainings."""
+    """Steps with narrow moments or bf16 gradients compared with fp32, and the losses of trainings."""
     rows, memory = steps(quick)
     table, plot = trainings(quick, KINDS, losses)
     bf16_table, _ = trainings(quick, TRAINED_IN_BF16, losses_in_bf16)

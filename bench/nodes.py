@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several nodes, each in a network namespace of its own: zerod beside torch's chains on gloo there."""
+"""Several nodes, each in its own network namespace: zerod compared with torch's chains on gloo."""
 
 import os
 import pathlib
@@ -13,13 +13,13 @@ sys.path.append(str(ROOT / "tests" / "e2e"))
 from network import Network, why_no_network  # noqa: E402
 
 ELEMS = 64 * MI
-BUCKET = ", reduce_bucket_size: 8000000"  # as config/multi-node.yaml has it
+BUCKET = ", reduce_bucket_size: 8000000"  # as in config/multi-node.yaml
 GOALS = {"all": 1.15, "bf16": 1.6, "reduce_scatter": 1.8}
 
 
 class NodesJob(ZerodJob):
-    """A daemon and one rank in each node's namespace. in_slot: gradients are computed where they are sent from, as
-    torch's chains have them; else they are copied there."""
+    """A daemon and one rank in each node's namespace. in_slot: gradients are computed in the slots that they are sent
+    from, as torch's chains compute them in place. Otherwise they are copied to the slots."""
 
     def __init__(self, network, key, stage, elems=ELEMS, params=64, bf16=False, in_slot=False, kept=False):
         world = len(network.hosts)
@@ -64,13 +64,13 @@ def make_key(folder):
 
 
 def payload(job):
-    """Bytes that the engine of node 0 has sent since it was started, and steps since then."""
+    """Return: the bytes that node 0's engine has sent since its start, and the job's step."""
     status = job.daemon.ctl("status")
     return status["nodes"]["sent_bytes"], status["step"]
 
 
-# The variants of zerod. Torch's chains have their gradients in one flat tensor from the beginning; zerod's lie where
-# they are sent from only if they are computed there.
+# The variants of zerod. The gradients of torch's chains are in one flat tensor from the beginning. zerod's gradients
+# are in their slots without a copy only if they are computed there.
 VARIANTS = {
     "fp32": {},
     "bf16": {"bf16": True},
@@ -80,8 +80,8 @@ VARIANTS = {
 
 
 def measure(world, network, key, elems, quick):
-    """Return: results of zerod by variant; medians of torch's chains by variant, in turn with which they were measured,
-    and which are slow; MiB that a node sent in a step."""
+    """Return: zerod's results by variant; the medians of torch's chains by variant, measured in turn with that variant;
+    the slow chains, which ran only at first; the MiB that a node sent in a step."""
     ours, theirs, jobs = {}, {}, []
     try:
         torch = TorchJob(world, elems, network=network)
@@ -101,7 +101,7 @@ def measure(world, network, key, elems, quick):
             ours[variant] = results.pop("zerod")
             theirs[variant] = {chain: first[chain] if chain in slow else median(results[chain])
                                for chain in torch.chains}
-            jobs.pop().stop()  # one at a time: the ports are the same
+            jobs.pop().stop()  # only one job at a time, because all jobs use the same ports
     finally:
         for job in jobs:
             job.stop()
@@ -110,7 +110,7 @@ def measure(world, network, key, elems, quick):
 
 def on(network, key, quick):
     world = len(network.hosts)
-    elems = ELEMS // (64 * world) * 64 * world  # what the sharded chain can share out
+    elems = ELEMS // (64 * world) * 64 * world  # a number of elements that the sharded chain can divide
     ours, theirs, slow, sent = measure(world, network, key, elems, quick)
     chains = {chain: median([times[chain] for times in theirs.values()]) for chain in theirs["fp32"]}
     fastest = min(chains, key=chains.get)
@@ -120,7 +120,8 @@ def on(network, key, quick):
                 GOALS["bf16" if VARIANTS[variant].get("bf16") else "all"]) for variant, ms in total.items()]
     rows.append(row(f"nodes: whole, {world} nodes, fp32, beside the sharded chain", total["fp32"], chains[sharded],
                     sharded, "ms", GOALS["reduce_scatter"]))
-    # A node's slices of the gradient go to the others, and its weights: (world - 1) / world of fp32 each.
+    # A node sends the other nodes' slices of its gradient, and its own slices of the weights: (world - 1) / world of
+    # fp32 each.
     formula = 2 * 4 * elems * (world - 1) / world / MI
     rows.append(row(f"nodes: bytes that a node sends in a step, {world} nodes", sent, formula, "the formula", "MiB",
                     0.98))
@@ -133,7 +134,7 @@ def on(network, key, quick):
 
 
 def nodes(quick):
-    """A whole step of 64 Mi fp32 parameters on 2 and 3 nodes in network namespaces, against torch's chains there."""
+    """A whole step of 64 Mi fp32 parameters on 2 and 3 nodes in network namespaces, compared with torch's chains."""
     if why_no_network():
         raise Failure(f"no network namespaces: {why_no_network()}")
     rows, table = [], []

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""On a GPU: a whole training step with the optimizer on the GPU or in host memory, beside torch's and DeepSpeed's."""
+"""On a GPU: a whole training step with the optimizer on the GPU or in host memory, compared with torch and
+DeepSpeed."""
 
 import json
 import os
@@ -24,9 +25,9 @@ WAYS = {
     HOST: ("zerod", {}),
     DEEPSPEED: ("deepspeed", None),
 }
-# Of the model; 16 layers are 268 M parameters.
+# The model's size; 16 layers have 268 M parameters.
 WIDTH, LAYERS = 4096, 16
-LEAST_MS = 0.01  # a difference of two medians may be less than nothing
+LEAST_MS = 0.01  # a difference of two medians may be negative
 
 
 def free_port():
@@ -49,7 +50,8 @@ class Trainer(Process):
 
 
 def start(setup, ways, environment, stack):
-    """name -> Trainer, all at a time; each is stopped with the stack. What cannot run here is said."""
+    """Starts all trainers at once; the exit stack stops them. Reports those that cannot run. Return: name ->
+    Trainer."""
     found = {}
     for name in ways:
         who, job = WAYS[name]
@@ -72,7 +74,7 @@ def start(setup, ways, environment, stack):
 
 
 def measure(setup, ways, environment, n):
-    """Medians of the milliseconds of a step, by name; and how many parameters there are."""
+    """Return: the medians of the milliseconds of a step, by name; and the number of parameters."""
     with ExitStack() as stack:
         trainers = start(setup, ways, environment, stack)
         ms = in_turn({name: trainer.step for name, trainer in trainers.items()}, n)
@@ -94,14 +96,15 @@ def rows_of(ms, mode):
 
 
 def ways_on(setup, mode):
-    """With MPS: only those that hold all of it on the GPU. The stand-ins are none for torch's own calls of a GPU."""
+    """With MPS, only ways that keep everything on the GPU. The stand-ins do not simulate torch's own calls of a GPU."""
     if setup is StandIns:
         return [TORCH, MASTERS, HOST, DEEPSPEED]
     return [TORCH, MASTERS, ON_GPU, NARROW] if mode else list(WAYS)
 
 
 def gpu_offload(quick, setup=SETUP):
-    """A training step of a bf16 model on one GPU, optimizer there or in host memory, beside torch's and DeepSpeed's."""
+    """A step of a bf16 model on one GPU, with the optimizer on the GPU or in host memory, compared with torch and
+    DeepSpeed."""
     rows, table, n = [], [], 3 if quick else 15
     for mode, environment_for in setup.modes():
         try:

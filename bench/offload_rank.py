@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-A training step on one GPU, with one of several optimizers: bf16 weights, gradients clipped to a norm of 1.
+Makes training steps on one GPU, with one of several optimizers. Weights are bf16; gradients are clipped to a norm of 1.
 
     offload_rank.py torch|masters|deepspeed|zerod DEVICE WIDTH LAYERS
 
-torch: fused AdamW on the GPU, with moments in the weights' bf16. masters: the same with fp32 masters and moments, as zerod has
-them. deepspeed: ZeRO-2 with the optimizer in host memory. zerod: what the daemon's configuration
-says (ZEROD_SOCKET). Prints the number of parameters; then, for each line of standard input, makes a step on fresh data and
-prints its milliseconds, from the forward until the GPU has the new weights.
+torch: fused AdamW on the GPU, with moments in the weights' bf16. masters: fused AdamW with fp32 masters and moments, as
+zerod has them. deepspeed: ZeRO-2 with the optimizer in host memory. zerod: the optimizer of the daemon's configuration
+(ZEROD_SOCKET). Prints the number of parameters. For each line of standard input, makes a step on fresh data and prints
+the milliseconds from the forward until the GPU has the new weights.
 """
 
 import json
@@ -79,10 +79,10 @@ class DeepSpeed:
 
 def main():
     who, device, width, n_layers = sys.argv[1], torch.device(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-    answers, sys.stdout = sys.stdout, sys.stderr  # DeepSpeed prints there
+    answers, sys.stdout = sys.stdout, sys.stderr  # DeepSpeed prints to sys.stdout
     torch.manual_seed(1)
     layers = [layer for _ in range(n_layers) for layer in (nn.Linear(width, width, False, device, torch.bfloat16), nn.GELU())]
-    for layer in layers[::2]:  # with torch's own weights gradients vanish, and their squares are subnormal
+    for layer in layers[::2]:  # with torch's default weights, gradients vanish, and their squares are subnormal
         nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
     model = nn.Sequential(*layers)
     optimizer = {"torch": Torch, "masters": Masters, "deepspeed": DeepSpeed, "zerod": Zerod}[who](model, device)

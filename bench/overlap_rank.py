@@ -4,8 +4,9 @@ A rank of bench/overlap_update.py.
 
     overlap_rank.py FORWARD RANK WORLD SOCKET OVERLAP
 
-FORWARD: compute: the layers are multiplied by this process; wait: by a device that takes 5 ms for each and leaves the
-cores alone, as a GPU does. For each line of standard input: step(), forward, backward, and when each of them began.
+FORWARD is compute or wait. compute: this process multiplies the layers. wait: it sleeps 5 ms per layer and leaves the
+cores free, as with a GPU. For each line of standard input, calls step(), forward and backward, and prints when each of
+them began.
 """
 
 import json
@@ -21,7 +22,7 @@ LAYER_SECONDS = 0.005
 
 
 class Layer(torch.nn.Linear):
-    """Its backward makes the gradient in the same way, whatever the forward does."""
+    """A layer whose backward computes the gradient in the same way, with and without a computed forward."""
 
     elsewhere = False
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a trainer gains when the update runs behind its next forward."""
+"""Measures what a trainer gains when the update runs during its next forward."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from harness import ROOT, Daemon, Failure, Process, available_bytes, in_turn, me
 from training import STEADY_HEAP, quartiles, rank_environment
 
 NEEDED_BYTES = 8 << 30
-# What the forward does, and in how many ranks.
+# case -> (what the forward does, number of ranks)
 CASES = {
     "forward on another device": ("wait", 1),
     "forward on one core of two": ("compute", 1),
@@ -19,7 +19,7 @@ WHOLE, BEHIND = "step() waits for all weights", "update behind the forward"
 
 
 class Side:
-    """Ranks that train a model of 64 Mi parameters in 16 layers, and their daemon."""
+    """The daemon and the ranks, which train a model of 64 Mi parameters in 16 layers."""
 
     def __init__(self, forward, world, overlap):
         self.ranks, self.daemon = [], Daemon(world, stage=1, clipping=0.0)
@@ -35,7 +35,7 @@ class Side:
             raise
 
     def iterate(self):
-        """From step() to the end of the backward, until the last rank is there. ms; and the loss."""
+        """Return: ms from step() to the end of the last rank's backward, the times of its parts, and the loss."""
         for rank in self.ranks:
             rank.send()
         rows = [json.loads(rank.receive()) for rank in self.ranks]
@@ -64,7 +64,8 @@ def measure(forward, world, n):
 
 
 def overlap_update(quick):
-    """A step with the update behind the next forward beside one that waits for it, 64 Mi parameters in PyTorch."""
+    """A step whose update runs during the next forward, compared with a step that waits for its update; 64 Mi
+    parameters."""
     if available_bytes() < NEEDED_BYTES:
         raise Failure(f"needs {NEEDED_BYTES >> 30} GiB")
     if len(os.sched_getaffinity(0)) < 2:

@@ -12,8 +12,8 @@ LOADS = {
     "4 connections, report": ("--connections", "4", "--command", "report"),
     "16 connections, status": ("--connections", "16"),
 }
-MOST = 1.1  # times the undisturbed step
-SCRAPES_PER_S = 10  # Prometheus makes one in 15 seconds
+MOST = 1.1  # limit, in times of the undisturbed step
+SCRAPES_PER_S = 10  # Prometheus makes one scrape in 15 seconds
 MOST_SCRAPED = 1.01
 PARAMS = 200
 
@@ -27,7 +27,7 @@ def scraping(job, rate=SCRAPES_PER_S):
 
 
 def block(job, n_steps, load=None):
-    """Milliseconds of each step, and answers in a second. load: the command line of what asks."""
+    """Return: the milliseconds of each step, and the answers per second. load: the command line of the load."""
     asker = Process(load) if load else None
     try:
         if asker:
@@ -43,12 +43,14 @@ def block(job, n_steps, load=None):
 
 
 def processor_ms(*pids):
-    """Of all threads of these processes, those that have ended, too: by clock_getcpuclockid()'s numbers for processes."""
+    """Return: the processor time of all threads of the processes, also ended threads. ~pid << 3 | 2 is the clock of a
+    process."""
     return sum(1e3 * time.clock_gettime(~pid << 3 | 2) for pid in pids)
 
 
 def scrape_ms(job, seconds):
-    """Processor time of the daemon and the exporter for one scrape, while the ranks wait. What they need anyway is not in it."""
+    """Return: the daemon's and the exporter's processor time for one scrape, while the ranks wait, without their idle
+    load."""
     daemon = job.daemon_pid()
     begin = processor_ms(daemon)
     time.sleep(seconds)
@@ -65,11 +67,11 @@ def scrape_ms(job, seconds):
 
 
 def questions(quick):
-    """A small step while clients ask questions without end, or Prometheus scrapes, against the undisturbed step."""
+    """A small step while clients ask continuously or Prometheus scrapes, compared with the undisturbed step."""
     rows, table = [], []
     job = ZerodJob(2, 2, elems=MI, params=PARAMS)
     loads = [(name, asking(job, load), MOST, 20) for name, load in LOADS.items()]
-    # In more steps, because each block has to see some scrapes.
+    # These loads run for more steps, because each block must contain some scrapes.
     loads.append((f"zerod-exporter, {SCRAPES_PER_S} scrapes a second", scraping(job), MOST_SCRAPED, 100))
     try:
         block(job, 20)

@@ -1,24 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * One rank of the benchmarks: fresh gradients each iteration, all ranks start together, pushes by copy (or from the
- * slot), end of backward, step. Prints one line of JSON per iteration with CLOCK_MONOTONIC times in ns, which are
- * comparable between processes.
+ * One rank of the benchmarks. In each iteration it makes fresh gradients, starts together with all ranks, pushes by
+ * copy (or from the slot), ends the backward and makes a step. It prints one line of JSON per iteration with
+ * CLOCK_MONOTONIC times in ns, which are comparable between processes.
  *
  *     bench-rank --rank R --socket PATH --elems N --params P [--iterations I | --on-demand]
  *                [--buffer-elems B] [--compute-us U] [--in-slot] [--gather]
- *                [--bf16 | --bf16-gradients]
+ *                [--bf16 | --bf16-gradients] [--sleeps --forward-us F --copy-mb-per-s M --spike N]
  *
- * --on-demand: an iteration for each line on standard input, until it ends, so that others can take turns. The line
- * "sample N" is answered with each N-th weight, if weights are fp32, as a line of JSON.
- * --in-slot: gradients are computed in their slots, which has happened when an iteration begins, so the ring must have
- * room for all of them. With --on-demand a rank says when it is there ("filled"), and begins on another line.
- * --buffer-elems: gradients of at most so many elements are kept and pushed again and again within one
- * iteration, for models whose gradients of all ranks would not fit into this machine beside the model.
- * --gather: stage 3, all parameters are gathered and stay so.
- * --bf16: weights and gradients are bf16; --bf16-gradients: gradients alone; else both are fp32.
+ * --on-demand: makes an iteration for each line on standard input, so that processes can take turns. The line "sample
+ * N" is answered with each N-th weight, if weights are fp32, as a line of JSON.
+ * --in-slot: gradients are computed in their slots before an iteration begins, so the ring must have room for all of
+ * them. With --on-demand a rank prints "filled" when its slots are filled, and begins at the next line.
+ * --buffer-elems: gradients of at most B elements are kept and pushed repeatedly within one iteration, for models with
+ * which the machine has no room for the gradients of all ranks.
+ * --gather: for stage 3; all parameters are gathered once and never released.
+ * --bf16: weights and gradients are bf16; --bf16-gradients: only gradients are bf16. By default both are fp32.
+ * --sleeps: with --in-slot. The rank stands in for a rank with a GPU, which leaves the cores to the daemon. It sleeps F
+ * us for the forward, and --compute-us for each parameter's backward. A gradient is pushed when its copy to the host is
+ * done, and the iteration ends when the weights are copied to the GPU. Each direction copies M MB/s.
+ * --spike: each N-th iteration has gradients that are 16 times as large.
  */
 
+#include <errno.h>
 #include <getopt.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -32,15 +37,19 @@
 struct options {
     int rank;
     const char *socket;
-    uint64_t n_elems;        /* of the model */
-    uint64_t n_buffer_elems; /* of gradients, made anew for each iteration */
-    unsigned n_params;       /* equal parts */
+    uint64_t n_elems;        /* elements of the model */
+    uint64_t n_buffer_elems; /* elements of gradients, made anew for each iteration */
+    unsigned n_params;       /* parameters of equal size */
     unsigned n_iterations;
-    unsigned compute_us; /* pretended backward between two pushes */
+    unsigned compute_us; /* pretended backward of each parameter */
     bool in_slot;
     bool on_demand;
     bool gather;
     bool bf16, bf16_gradients;
+    bool sleeps;
+    unsigned forward_us;
+    unsigned copy_mb_per_s; /* 0: copies take no time */
+    unsigned spike;         /* 0: no iteration has large gradients */
 };
 
 static uint64_t now_ns(void)
@@ -72,6 +81,10 @@ static struct options parse(int argc, char **argv)
         {"gather", 0, NULL, 'g'},
         {"bf16", 0, NULL, 'h'},
         {"bf16-gradients", 0, NULL, 'H'},
+        {"sleeps", 0, NULL, 'S'},
+        {"forward-us", 1, NULL, 'f'},
+        {"copy-mb-per-s", 1, NULL, 'm'},
+        {"spike", 1, NULL, 'k'},
         {0},
     };
     struct options o = {.n_elems = 1 << 20, .n_buffer_elems = UINT64_MAX, .n_params = 16, .n_iterations = 5};
@@ -114,6 +127,18 @@ static struct options parse(int argc, char **argv)
             break;
         case 'H':
             o.bf16_gradients = true;
+            break;
+        case 'S':
+            o.sleeps = true;
+            break;
+        case 'f':
+            o.forward_us = (unsigned)atoi(optarg);
+            break;
+        case 'm':
+            o.copy_mb_per_s = (unsigned)atoi(optarg);
+            break;
+        case 'k':
+            o.spike = (unsigned)atoi(optarg);
             break;
         default:
             exit(64);
@@ -168,29 +193,38 @@ static int gather_all(struct zerod *c, const struct options *o)
     return r == 0 ? 0 : fail(c, "gather");
 }
 
-/* Small numbers of both signs that are different each time; a multiplication and a few shifts per element. */
-static float small_number(uint64_t i, uint64_t seed)
+/* Return: a number of either sign, different for each i and seed. It takes a multiplication and a few shifts. */
+static float small_number(uint64_t i, uint64_t seed, float scale)
 {
     uint32_t x = (uint32_t)(i * 2654435761u + seed * 40503u);
 
-    return (float)(int32_t)(x ^ x >> 15) * 0x1p-40f;
+    return (float)(int32_t)(x ^ x >> 15) * scale;
 }
 
-/* n fresh gradient elements, those from `first` on. */
-static void fill(void *out, uint64_t first, uint64_t n, bool bf16, uint64_t seed)
+/* Writes n fresh gradient elements, those from `first` on. */
+static void fill(void *out, uint64_t first, uint64_t n, bool bf16, uint64_t seed, float scale)
 {
     float *fp32 = out;
     uint16_t *halves = out;
 
     for (uint64_t i = 0; !bf16 && i < n; i++)
-        fp32[i] = small_number(first + i, seed);
+        fp32[i] = small_number(first + i, seed, scale);
     for (uint64_t i = 0; bf16 && i < n; i++) {
-        float x = small_number(first + i, seed);
+        float x = small_number(first + i, seed, scale);
         uint32_t bits;
 
         memcpy(&bits, &x, sizeof(bits));
         halves[i] = (uint16_t)(bits >> 16);
     }
+}
+
+enum { SEEDS_PER_ITERATION = 64 }; /* one for each rank */
+
+static float scale_of(const struct options *o, uint64_t seed)
+{
+    uint64_t iteration = seed / SEEDS_PER_ITERATION;
+
+    return o->spike > 0 && iteration % o->spike == o->spike - 1 ? 0x1p-36f : 0x1p-40f;
 }
 
 static size_t elem_bytes(const struct options *o)
@@ -206,6 +240,19 @@ static void pretend_to_compute(unsigned us)
         ;
 }
 
+static void sleep_until(uint64_t ns)
+{
+    const struct timespec until = {.tv_sec = (time_t)(ns / 1000000000u), .tv_nsec = (long)(ns % 1000000000u)};
+
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL) != 0)
+        ;
+}
+
+static uint64_t copy_ns(const struct options *o, uint64_t n_bytes)
+{
+    return o->copy_mb_per_s ? n_bytes * 1000u / o->copy_mb_per_s : 0;
+}
+
 static int fill_slots(struct zerod *c, const struct options *o, uint64_t seed)
 {
     uint64_t n = o->n_elems / o->n_params;
@@ -217,7 +264,7 @@ static int fill_slots(struct zerod *c, const struct options *o, uint64_t seed)
 
         if (!slot)
             return fail(c, "slot");
-        fill(slot, i * n, n, o->bf16_gradients, seed);
+        fill(slot, i * n, n, o->bf16_gradients, seed, scale_of(o, seed));
     }
     if (o->on_demand) {
         puts("filled");
@@ -227,10 +274,40 @@ static int fill_slots(struct zerod *c, const struct options *o, uint64_t seed)
 }
 
 struct times {
-    uint64_t start, pushed, ended, done;
+    uint64_t start, pushed, ended, stepped, done;
 };
 
-/* Return: 0, ZEROD_ABORTED when the step has to be begun again, 1 for a failure, which was said. */
+/* Pushes the i-th parameter in the order of the backward. */
+static int push_from_slot(struct zerod *c, const struct options *o, unsigned i)
+{
+    return zerod_push(c, &(struct zerod_push){.param = o->n_params - 1 - i});
+}
+
+/* Computes and pushes all gradients as a GPU does. A GPU's copies run one after another, during the backward. The rank
+ * pushes the gradients whose copies are done before it computes the next one. Return: as zerod_push(). */
+static int sleep_through_backward(struct zerod *c, const struct options *o)
+{
+    uint64_t each = copy_ns(o, o->n_elems / o->n_params * elem_bytes(o)), computed = now_ns(), last = 0;
+    uint64_t *copied = calloc(o->n_params, sizeof(*copied)); /* when the copy of each gradient ends */
+    unsigned n_pushed = 0;
+    int r = copied ? 0 : -ENOMEM;
+
+    for (unsigned i = 0; r == 0 && i < o->n_params; i++) {
+        computed += o->compute_us * 1000u;
+        sleep_until(computed);
+        last = copied[i] = (last > computed ? last : computed) + each;
+        for (; r == 0 && n_pushed < i && copied[n_pushed] <= now_ns(); n_pushed++)
+            r = push_from_slot(c, o, n_pushed);
+    }
+    for (; r == 0 && n_pushed < o->n_params; n_pushed++) {
+        sleep_until(copied[n_pushed]);
+        r = push_from_slot(c, o, n_pushed);
+    }
+    free(copied);
+    return r;
+}
+
+/* Return: 0; ZEROD_ABORTED if the step must be begun again; 1 after a failure, which was printed. */
 static int try_step(struct zerod *c, const struct options *o, uint8_t *grads, uint64_t seed, struct times *times)
 {
     uint64_t n = o->n_elems / o->n_params, n_kept = o->n_buffer_elems / n;
@@ -245,7 +322,11 @@ static int try_step(struct zerod *c, const struct options *o, uint8_t *grads, ui
         times->start = now_ns();
     if (!o->in_slot)
         zerod_begin_backward(c, NULL);
-    for (unsigned i = o->n_params; r == 0 && i-- > 0;) {
+    if (o->sleeps) {
+        sleep_until(now_ns() + o->forward_us * 1000u);
+        r = sleep_through_backward(c, o);
+    }
+    for (unsigned i = o->n_params; !o->sleeps && r == 0 && i-- > 0;) {
         pretend_to_compute(o->compute_us);
         r = zerod_push(
             c, &(struct zerod_push){.param = i, .data = o->in_slot ? NULL : grads + i % n_kept * n * elem_bytes(o)});
@@ -256,31 +337,34 @@ static int try_step(struct zerod *c, const struct options *o, uint8_t *grads, ui
     times->ended = now_ns();
     if (r == 0)
         r = zerod_step(c, NULL, NULL);
+    times->stepped = now_ns();
+    if (r == 0 && o->sleeps)
+        sleep_until(times->stepped + copy_ns(o, o->n_elems * (o->bf16 ? 2 : 4)));
     times->done = now_ns();
     return r == 0 || r == ZEROD_ABORTED ? r : fail(c, "step");
 }
 
 static int iterate(struct zerod *c, const struct options *o, uint8_t *grads, unsigned iteration)
 {
-    uint64_t seed = iteration * 64u + (unsigned)o->rank;
+    uint64_t seed = (uint64_t)iteration * SEEDS_PER_ITERATION + (unsigned)o->rank;
     struct times times = {0};
     int r;
 
     if (!o->in_slot)
-        fill(grads, 0, o->n_buffer_elems, o->bf16_gradients, seed);
+        fill(grads, 0, o->n_buffer_elems, o->bf16_gradients, seed, scale_of(o, seed));
     do
         r = try_step(c, o, grads, seed, &times);
     while (r == ZEROD_ABORTED);
     if (r != 0)
         return r;
     printf("{\"iteration\": %u, \"rank\": %d, \"start\": %" PRIu64 ", \"pushed\": %" PRIu64 ", \"ended\": %" PRIu64
-           ", \"done\": %" PRIu64 "}\n",
-           iteration, o->rank, times.start, times.pushed, times.ended, times.done);
+           ", \"stepped\": %" PRIu64 ", \"done\": %" PRIu64 "}\n",
+           iteration, o->rank, times.start, times.pushed, times.ended, times.stepped, times.done);
     fflush(stdout);
     return 0;
 }
 
-/* Each stride-th weight of the model. */
+/* Prints each stride-th weight of the model. */
 static int say_weights(struct zerod *c, const struct options *o, uint64_t stride)
 {
     uint64_t n = o->n_elems / o->n_params;
@@ -324,9 +408,10 @@ int main(int argc, char **argv)
     struct zerod *c;
     uint8_t *grads = mmap(NULL, o.n_buffer_elems * elem_bytes(&o), PROT_READ | PROT_WRITE,
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    struct zerod_options options = {.rank = o.rank, .socket = o.socket, .flags = o.sleeps ? ZEROD_COPIES_FROM_GPU : 0};
     int r = 0;
 
-    if (grads == MAP_FAILED || zerod_connect(&c, &(struct zerod_options){.rank = o.rank, .socket = o.socket}) != 0)
+    if (grads == MAP_FAILED || zerod_connect(&c, &options) != 0)
         return fail(NULL, "connect");
     if (declare(c, &o) != 0 || (o.gather && gather_all(c, &o) != 0))
         return 1;

@@ -1,47 +1,49 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """
-Prints the tables of docs/scale.md: what travels between nodes, and how long that takes at a given speed. Arithmetic
-from the formulas there, not a measurement.
+Prints the tables of docs/scale.md: the bytes sent between nodes, and how long that takes at a given speed. All figures
+are computed from the formulas of docs/scale.md, not measured.
 """
 
 import argparse
 import math
 
-WORLDS = ((2, 4), (2, 8), (4, 8), (8, 8), (16, 8), (32, 8), (64, 8), (64, 16))  # nodes, ranks on each
-SPEEDS = (10, 25, 100, 400)  # Gbit/s each way, of a node
+WORLDS = ((2, 4), (2, 8), (4, 8), (8, 8), (16, 8), (32, 8), (64, 8), (64, 16))  # (nodes, ranks per node)
+SPEEDS = (10, 25, 100, 400)  # Gbit/s of a node in each direction
 BUCKETS = (2_000_000, 20_000_000, 200_000_000)  # reduce_bucket_size
-GRADIENT_BYTES = 4  # between nodes always fp32
-MESSAGES = 4  # READY, MOVED to node 0; EXCHANGE, SETTLED from it
+GRADIENT_BYTES = 4  # gradients between nodes are always fp32
+MESSAGES = 4  # READY and MOVED to node 0; EXCHANGE and SETTLED from node 0
 
 
 def elsewhere(n):
-    """The part of everything that is not one's own, of n equal parts."""
+    """Return: the share of the whole that belongs to others, if n owners have equal parts."""
     return (n - 1) / n
 
 
 def gradients(params, nodes):
-    """Bytes that a node sends, and receives, per micro-batch: each part of its partial sum goes to the part's owner."""
+    """Return: the bytes that a node sends, and receives, per micro-batch: each part of its partial sum goes to the
+    part's owner."""
     return GRADIENT_BYTES * params * elsewhere(nodes)
 
 
 def weights(params, nodes, weight_bytes):
-    """Bytes that a node receives, and sends, when all weights are gathered once on every node."""
+    """Return: the bytes that a node receives, and sends, when every node gathers all weights once."""
     return weight_bytes * params * elsewhere(nodes)
 
 
 def step_bytes(params, nodes, weight_bytes, micro_batches, gathers=1):
-    """One way, per node and step; gathers: how often all weights travel in it."""
+    """Return: the bytes of a node and step in one direction. gathers: how often all weights are gathered in the
+    step."""
     return micro_batches * gradients(params, nodes) + gathers * weights(params, nodes, weight_bytes)
 
 
 def paper(stage, params, ranks):
-    """Elements that a rank sends in the ZeRO paper's count, with the exact factor of a ring."""
+    """Return: the elements that a rank sends in the ZeRO paper's count, with the exact factor of a ring."""
     return (3 if stage == 3 else 2) * params * elsewhere(ranks)
 
 
 def messages(params, nodes, bucket):
-    """The number of messages that node 0 receives or sends per micro-batch."""
+    """Return: the number of messages that node 0 receives or sends per micro-batch."""
     return MESSAGES * (nodes - 1) * math.ceil(params / bucket)
 
 

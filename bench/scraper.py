@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-A load of scrapes: zerod-exporter for one socket, asked so many times in a second, until standard input ends. Prints
-the exporter's pid when it listens, and at the end how many answers came.
+A load of scrapes: starts zerod-exporter for one socket and asks it RATE times per second until standard input ends.
+Prints the exporter's pid when the exporter listens, and at the end the number of answers.
 
     scraper.py EXPORTER SOCKET RATE
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels, overlap, the update phase: each beside its peer."""
+"""Kernels, overlap and the update phase, each compared with a peer."""
 
 import json
 import subprocess
@@ -10,7 +10,8 @@ ELEMS = 64 * MI
 
 
 def kernels(quick):
-    """Update and reduce kernels against bare streams of the same bytes; fp32 AdamW against torch's fused one."""
+    """Update and reduce kernels compared with bare streams of the same bytes; fp32 AdamW compared with torch's fused
+    AdamW."""
     threads = min(2, n_cores())
     run = subprocess.run([program("bench-kernels"), "--json", "--threads", str(threads), "--pairs",
                           "5" if quick else "9"], capture_output=True, text=True, timeout=300)
@@ -44,7 +45,7 @@ def overlap(quick):
     """Share of the bytes that is reduced before the last rank ends its backward."""
     rows = []
     for world in (2, 4):
-        # Between two pushes a rank computes as long as a small layer's backward takes.
+        # Between two pushes, a rank computes as long as the backward of a small layer takes.
         job = ZerodJob(world, 2, ELEMS, compute_us=2000)
         try:
             shares = []
@@ -59,7 +60,7 @@ def overlap(quick):
 
 
 def update(quick):
-    """The daemon's update phase against the same kernels called in process."""
+    """The daemon's update phase compared with the same kernels called in process."""
     jobs = []
     try:
         job = ZerodJob(2, 2, ELEMS)
@@ -81,7 +82,8 @@ def update(quick):
 
 
 def recorder(quick):
-    """The update with the recorder and without it, in one process: few large parameters, and ten thousand small ones."""
+    """The update with and without the recorder, in one process: few large parameters, and ten thousand small
+    parameters."""
     rows = []
     for params, elems in ((64, ELEMS), (10000, 10 * MI)):
         side = Process([program("bench-update"), "--elems", str(elems), "--params", str(params), "--threads", str(n_cores())])

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * A stream on demand: for each line on standard input its threads go over four arrays of fp32 as an Adam update does,
- * reading all four and writing back three. Prints how many bytes that were and how long it took, as a line of JSON.
+ * A stream on demand: for each line on standard input, threads go over four arrays of fp32 as an Adam update does: they
+ * read all four and write back three. Prints the bytes moved and the time as a line of JSON.
  *
- *     bench-stream [--elems N] [--threads T] [--passes P]
+ * bench-stream [--elems N] [--threads T] [--passes P]
  */
 
 #include "bench/streams.h"
@@ -18,7 +18,7 @@
 
 enum {
     N_ARRAYS = 4,
-    N_MOVED = 7, /* four are read, three written */
+    N_MOVED = 7, /* four arrays are read, three are written */
     RANGE_ELEMS = 256 << 10,
     MAX_THREADS = 1024,
 };

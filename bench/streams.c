@@ -42,8 +42,7 @@ static always_inline void sum(float *acc, const void *const *leaves, unsigned n_
         sum_bf16(acc, leaves[0], leaves[1], leaves[2], leaves[3], n);
 }
 
-/* Four arrays read, three written back, and the upper halves of one of them written to w16 if there is one.
- */
+/* Reads four arrays, writes back three of them, and writes the upper halves of one of them to w16 if w16 is given. */
 static always_inline void adam(uint32_t *restrict p, uint32_t *restrict m, uint32_t *restrict v,
                                const uint32_t *restrict acc, uint16_t *restrict w16, size_t n)
 {
@@ -73,7 +72,7 @@ static always_inline void adam_bf16(uint32_t *restrict p, uint16_t *restrict m, 
     }
 }
 
-/* n: whole groups. */
+/* n: complete groups only. */
 static always_inline void adam_8bit(uint32_t *restrict p, uint8_t *restrict m, uint8_t *restrict v,
                                     const uint32_t *restrict acc, size_t n)
 {
@@ -134,7 +133,7 @@ static always_inline void adam_24bit(uint16_t *restrict w, uint8_t *restrict low
 DEFINE_STREAMS(baseline, )
 #ifdef __x86_64__
 DEFINE_STREAMS(avx2, __attribute__((target("arch=x86-64-v3"))))
-#ifdef __clang__ /* which does not know this word in a target */
+#ifdef __clang__ /* clang does not know prefer-vector-width in a target */
 DEFINE_STREAMS(avx512, __attribute__((target("arch=x86-64-v4"))))
 #else
 DEFINE_STREAMS(avx512, __attribute__((target("arch=x86-64-v4,prefer-vector-width=512"))))
@@ -159,9 +158,9 @@ const struct streams *streams_of(const char *isa)
 }
 
 /*
- * The index-th array, at an address of its own kind: where arrays are a multiple of 2^27 bytes apart, some
- * processors (Zen) take their lines for one another in the nearest cache, and streams and kernels slow down
- * by up to a half, each in its own way.
+ * Return: the memory of the index-th array. Each array begins at another offset, because of the nearest cache: some
+ * processors (Zen) confuse lines of arrays that are a multiple of 2^27 bytes apart. Streams and kernels would slow down
+ * by up to a half, each by a different amount.
  */
 void *streams_memory(size_t n_bytes, unsigned index)
 {

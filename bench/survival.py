@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it costs that the daemon may die, and how long its death is felt."""
+"""Measures the cost of surviving a daemon's death, and how long the death interrupts a job."""
 
 import contextlib
 import json
@@ -24,14 +24,14 @@ ELEMS = 64 * MI
 GOALS_MS = {"zerodrun": 500, "systemd": 1000}  # from the kill to the first answer of the next daemon
 RESIZE_GOAL_MS = 5000
 ADAMW, SGD = {"type": "AdamW", "params": {"lr": 1e-3}}, {"type": "SGD", "params": {"lr": 1e-3, "momentum": 0}}
-# Elements, optimizer, bytes for each element: state, gradient and weights of fp32, slots, gradients of the trainers. Of
-# rows with as many elements only the first that fits is measured.
+# Elements, optimizer, bytes per element: state, gradient and weights of fp32, slots, the trainers' gradients. Of rows
+# with equal numbers of elements, only the first that fits is measured.
 SIZES = ((ELEMS, ADAMW, 19), (8 * ELEMS, ADAMW, 19), (16 * ELEMS, ADAMW, 19), (16 * ELEMS, SGD, 11))
-SHARE = 16  # of the model is what a trainer has gradients for; it pushes them again and again
+SHARE = 16  # a trainer has gradients for 1/16 of the model, and pushes them repeatedly
 
 
 class Tree:
-    """The build, as PrivateSystemd asks for it."""
+    """The build, with the attributes that PrivateSystemd reads."""
 
     folder = BUILD
 
@@ -44,7 +44,7 @@ class Tree:
 
 
 class SystemdJob(ZerodJob):
-    """Under a real systemd, in namespaces of its own."""
+    """A job under a real systemd, in namespaces of its own."""
 
     def __init__(self, folder, elems, optimizer):
         self.ranks, self.unit, self.systemd = [], "zerod@bench.service", None
@@ -82,14 +82,14 @@ class SystemdJob(ZerodJob):
 
 
 def kill_to_answer(job):
-    """Kills the daemon; milliseconds until the next one has answered, and it is another."""
+    """Kills the daemon. Return: the milliseconds until another daemon has answered."""
     pid, n_daemons = job.daemon_pid(), job.status()["n_daemons"]
     began = time.monotonic()
     os.kill(pid, signal.SIGKILL)
     while True:
         try:
             status = job.status()
-        except Failure:  # the connection was still the dead one's
+        except Failure:  # the connection still belonged to the dead daemon
             continue
         if status["n_daemons"] > n_daemons:
             assert not status["held"], status
@@ -97,7 +97,7 @@ def kill_to_answer(job):
 
 
 def kills_between_steps(job, n):
-    """A usual step's time; those from kill to answer, and of the steps after that."""
+    """Return: the time of a usual step; the times from a kill to an answer; the times of the steps after a kill."""
     usual = median([job.step()["total"] for _ in range(7)][2:])
     answers, nexts = [], []
     for _ in range(n):
@@ -107,7 +107,7 @@ def kills_between_steps(job, n):
 
 
 def kills_in_steps(job, n):
-    """Times of steps in the midst of which the daemon is killed."""
+    """Return: the times of steps during which the daemon is killed."""
     usual, times = median([job.step()["total"] for _ in range(3)]), []
     for _ in range(n):
         pid = job.daemon_pid()
@@ -119,7 +119,7 @@ def kills_in_steps(job, n):
 
 
 def recoveries(make, quick):
-    """Two jobs, as zerodrun starts a daemon again 100 times in 10 minutes."""
+    """Measures kills with two jobs, because zerodrun starts a daemon again at most 100 times in 10 minutes."""
     with contextlib.closing(make()) as job:
         usual, answers, nexts = kills_between_steps(job, 10 if quick else 100)
     with contextlib.closing(make()) as job:
@@ -128,7 +128,7 @@ def recoveries(make, quick):
 
 
 def costs(quick):
-    """A step whose state is kept, against one whose state is not."""
+    """Compares a step of a job whose state is kept with a step of a job whose state is not kept."""
 
     def step(job):
         return job.step() | {"update": job.status()["time"]["update"]["last_ns"] / 1e6}
@@ -142,7 +142,7 @@ def costs(quick):
 
 
 def sizes():
-    """Those of SIZES that fit into the memory."""
+    """Yields the entries of SIZES that fit into the memory."""
     done = set()
     for elems, optimizer, n_bytes in SIZES:
         if elems not in done and elems * n_bytes <= available_bytes():
@@ -151,11 +151,11 @@ def sizes():
 
 
 def keepers(folder):
-    """Name, keeper, and a function that makes the job."""
+    """Yields a name, a keeper (what starts the next daemon), and a function that makes the job."""
     for what, elems, optimizer in sizes():
         yield what, "zerodrun", lambda elems=elems, optimizer=optimizer: ZerodJob(
             2, 2, elems, buffer_elems=elems // SHARE, optimizer=f"optimizer: {json.dumps(optimizer)}\n", kept=True)
-    os.environ["PATH"] = f"{ROOT}/build/venv/bin:{os.environ['PATH']}"  # meson is there, which installs for systemd
+    os.environ["PATH"] = f"{ROOT}/build/venv/bin:{os.environ['PATH']}"  # has meson, which installs for systemd
     if why := PrivateSystemd.missing():
         say(f"not under systemd: {why}")
     else:
@@ -171,7 +171,7 @@ def keepers(folder):
 
 
 def peak_bytes(pid):
-    """The most that the daemon has ever held, shared memory included."""
+    """Return: the most memory that the daemon has held so far, shared memory included."""
     for line in open(f"/proc/{pid}/status"):
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
@@ -179,7 +179,7 @@ def peak_bytes(pid):
 
 
 def resizes(quick):
-    """Another number of ranks for a job that is held: 2 to 3 to 5 to 2, and so on."""
+    """Resizes a held job, from 2 ranks to 3 to 5 to 2, and so on."""
     rows = []
     for what, elems, optimizer in sizes():
         with contextlib.closing(ZerodJob(2, 2, elems, buffer_elems=elems // SHARE,
@@ -199,7 +199,7 @@ def resizes(quick):
 
 
 def survival(quick):
-    """What it costs that the daemon may die, and how long its death is felt."""
+    """The cost of surviving a daemon's death, and how long the death interrupts a job."""
     rows = costs(quick) + resizes(quick)
     table = [["elements", "keeper", "kills", "p50 ms", "p99 ms", "usual step ms", "step after a kill ms",
               "step with a kill in it ms"]]

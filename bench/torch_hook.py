@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a parameter costs a backward with zerod, with DistributedDataParallel, and with a hook that does nothing."""
+"""The cost of a parameter in a backward with zerod, with DistributedDataParallel, and with an empty hook."""
 
 import json
 import os
@@ -10,13 +10,13 @@ import tempfile
 from harness import ROOT, Daemon, Failure, Process, in_turn, median, row, say, stop_all
 from training import rank_environment
 
-HOOK_US, SHARE, MANY_TIMES = 4.0, 0.005, 1.3  # allowed
+HOOK_US, SHARE, MANY_TIMES = 4.0, 0.005, 1.3  # allowed limits
 PER_PARAMETER = ("model alone", "empty hooks", "DDP", "zerod")
 
 
 class Side:
-    """The ranks of one side and, if it is zerod's, the daemon. A single rank and its daemon are on a core each: else the
-    scheduler is measured."""
+    """The ranks of one side and, for zerod, the daemon. A single rank and its daemon each have a core of their own;
+    otherwise the scheduler would be measured."""
 
     def __init__(self, name, shape, environment, world=1, probed=False):
         self.ranks, self.daemon = [], None
@@ -38,7 +38,7 @@ class Side:
             raise
 
     def iterate(self):
-        """Of the rank that took longest; both: forward and backward."""
+        """Return: the times of the slowest rank; "both" is forward and backward."""
         for rank in self.ranks:
             rank.send()
         answer = max((json.loads(rank.receive()) for rank in self.ranks), key=lambda a: a["backward"])
@@ -52,7 +52,7 @@ class Side:
 
 
 def measure(shape, names, n, environment, world=1, probed=False):
-    """Return: what each side's iterations found; the number of parameters."""
+    """Return: the results of each side's iterations; the number of parameters."""
     sides = {}
     try:
         for name in names:
@@ -72,7 +72,7 @@ def median_of(found, what):
 
 
 def beyond(results, name, what):
-    """ns beyond the model alone, the median round by round."""
+    """Return: the median of the ns beyond the model alone, computed round by round."""
     return median([a[what] - b[what] for a, b in zip(results[name], results["model alone"])])
 
 
@@ -113,7 +113,8 @@ def table_of_times(all_results):
 
 
 def torch_hook(quick, many="many"):
-    """What a parameter's hook, evidence and push cost a backward, beside DDP's hooks; 10,000 small parameters."""
+    """The cost of a parameter's hook, evidence and push in a backward, compared with DDP's hooks; 10,000 small
+    parameters."""
     environment = rank_environment()
     twin, n_params = measure("twin", PER_PARAMETER, 50 if quick else 500, environment)
     large, _ = measure("30 M", ("model alone", "zerod"), 5 if quick else 21, environment)

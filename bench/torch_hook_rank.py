@@ -4,9 +4,9 @@ One rank of the benchmark torch-hook.
 
     torch_hook_rank.py SIDE SHAPE PROBES RANK WORLD RENDEZVOUS
 
-RENDEZVOUS: a file, or zerod's socket. Says how many parameters there are; then makes a forward and a backward for each
-line of standard input and prints how long they took (ns). If PROBES is 1, also, at each parameter, how long it was from a
-hook of ours before zerod's to one after it; these hooks cost something themselves.
+RENDEZVOUS: a file, or zerod's socket. Prints the number of parameters. For each line of standard input, makes a forward
+and a backward and prints how long they took (ns). If PROBES is 1, also prints for each parameter the time from a probe
+hook before zerod's hook to a probe hook after it. The probe hooks have a cost, too.
 """
 
 import json
@@ -18,16 +18,16 @@ import gpt2
 import torch
 from torch import nn
 
-LR = 1e-6  # the weights hardly move, however long it goes on
+LR = 1e-6  # small, so that the weights hardly change in many iterations
 
 
 class Many(nn.Module):
-    """Many small parameters, and next to no arithmetic."""
+    """A model with many small parameters and next to no arithmetic."""
 
     def __init__(self, params, elems):
         super().__init__()
         self.weights = nn.ParameterList(torch.zeros(elems) for _ in range(params))
-        self.all = list(self.weights)  # quicker to go through
+        self.all = list(self.weights)  # faster to iterate over than the ParameterList
 
     def forward(self, x):
         total = x
@@ -37,7 +37,7 @@ class Many(nn.Module):
 
 
 class Numbers:
-    """Others for each rank and time."""
+    """Random inputs, different for each rank and call."""
 
     def __init__(self, elems, rank):
         self.elems, self.generator = elems, torch.Generator().manual_seed(rank)
@@ -54,7 +54,7 @@ def many(rank, world, params, elems):
     return Many(params, elems), Numbers(elems, rank)
 
 
-# 30 M parameters; its twin has as many modules and parameters, but next to nothing in them.
+# The twin of "30 M" has as many modules and parameters, but next to no elements in them.
 SHAPES = {
     "30 M": (transformer, {"length": 128, "layers": 6, "heads": 8, "width": 512, "vocabulary": 20000,
                            "positions": 256}),
@@ -64,7 +64,7 @@ SHAPES = {
 }
 
 
-# Each side: what is called for a loss, and what steps and clears gradients.
+# The function of each side returns what computes a loss, and what steps and clears gradients.
 
 
 def alone(model, rank, world, rendezvous):
@@ -93,7 +93,7 @@ SIDES = {"model alone": alone, "empty hooks": empty_hooks, "DDP": ddp, "zerod": 
 
 
 class Probes:
-    """Our hooks around those of a side."""
+    """Probe hooks before and after the hooks of a side."""
 
     def __init__(self):
         self.before, self.after = [], []

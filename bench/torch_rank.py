@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-One process of the chains that zerod's step is compared with (peers/).
+Runs the chains (peers/) with which zerod's step is compared, in one process.
 
     torch_rank.py RANK WORLD ELEMS PARAMS THREADS FOLDER FAMILIES
 
-FAMILIES: of chains, with commas. FOLDER: for files that all ranks see, in memory.
-Prints its chains by name: their family, and whether they clip. Then each line of standard input is JSON that names a
-"chain": to make a step with the gradients of "iteration", of which it prints when it began and ended (CLOCK_MONOTONIC,
-ns), to "reset" weights and state, or to "sample" the weights.
+FAMILIES: families of chains, separated by commas. FOLDER: a folder in memory for files that all ranks share. Prints for
+each chain its family and whether it clips. Each line of standard input is JSON that names a "chain" and a request.
+"iteration" makes a step with the gradients of that iteration, and prints when the step began and ended
+(CLOCK_MONOTONIC, ns). "reset" clears weights and state. "sample" prints weights.
 """
 
 import json
@@ -46,7 +46,7 @@ def main():
     number, world, elems, n_params, threads = map(int, sys.argv[1:6])
     folder, families = sys.argv[6], sys.argv[7].split(",")
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a peer prints is no answer
+    os.dup2(2, 1)  # keeps output of the peers out of the answers
     torch.set_num_threads(threads)
     if world > 1:
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=number, world_size=world)

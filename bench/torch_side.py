@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-One rank of one side of the training benchmark: the same model and text, another way to reduce and update.
+One rank of one side of the training benchmark. All sides train the same model on the same text, and reduce and update
+in different ways.
 
     torch_side.py SIDE RANK WORLD RENDEZVOUS BATCH LENGTH
 
 SIDE: none; ddp[:OPTION...]; fsdp2[:OPTION...]; deepspeed[:OPTION...]; zerod. RENDEZVOUS: a file, or zerod's socket.
-Says when it is ready; then makes an iteration for each line of standard input and prints when it began and ended
-(CLOCK_MONOTONIC, ns).
+Prints a line when it is ready. For each line of standard input, makes an iteration and prints when the iteration began
+and ended (CLOCK_MONOTONIC, ns).
 """
 
 import ctypes
@@ -23,7 +24,7 @@ ADAMW = {"lr": 3e-4, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 
 
 class Alone:
-    """Forward and backward. Each gradient is freed as soon as it is there, as zerod's ranks free what they have pushed."""
+    """Only forward and backward. Each gradient is freed when it is computed, as zerod's ranks free pushed gradients."""
 
     def __init__(self, model, options, rank, world, rendezvous):
         self.model = model
@@ -41,7 +42,7 @@ def free_gradient(param):
 
 
 class Ddp:
-    """torch's own: DistributedDataParallel on gloo, fused AdamW."""
+    """torch's DistributedDataParallel on gloo, with fused AdamW."""
 
     def __init__(self, model, options, rank, world, rendezvous):
         torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world)
@@ -59,8 +60,8 @@ class Ddp:
 
 
 class Fsdp2:
-    """torch's fully_shard() on gloo, fused AdamW. Options: blocks: each block is a group of its own, and not only the
-    whole model; keep: weights stay gathered from the forward to the backward."""
+    """torch's fully_shard() on gloo, with fused AdamW. Options: blocks: each block is a group of its own, in addition
+    to the whole model. keep: weights stay gathered from the forward to the backward."""
 
     def __init__(self, model, options, rank, world, rendezvous):
         torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world)
@@ -77,7 +78,7 @@ class Fsdp2:
 
 
 class DeepSpeed:
-    """ZeRO-2 of DeepSpeed on its CPU accelerator."""
+    """DeepSpeed's ZeRO-2 on its CPU accelerator."""
 
     def __init__(self, model, options, rank, world, rendezvous):
         os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank)}
@@ -129,7 +130,7 @@ SIDES = {"none": Alone, "ddp": Ddp, "fsdp2": Fsdp2, "deepspeed": DeepSpeed, "zer
 
 
 def return_what_is_free():
-    """What setting up has freed, which a C library that is told to keep what is freed would keep, too."""
+    """Returns the memory that the setup has freed, because the C library may be configured to keep freed memory."""
     ctypes.CDLL(None).malloc_trim(0)
 
 
@@ -137,7 +138,7 @@ def main():
     name, rank, world, rendezvous, batch, length = sys.argv[1], *map(int, sys.argv[2:4]), sys.argv[4], *map(
         int, sys.argv[5:7])
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a peer prints is no answer
+    os.dup2(2, 1)  # keeps output of the peers out of the answers
     torch.set_num_threads(1)
     torch.manual_seed(0)
     name, *options = name.replace(",", ":").split(":")

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-How many bytes a step has to move on one node, for weights and gradients in fp32 that are pushed by copy, and how long
-a bare stream takes for as many.
+Computes the bytes that a step must move on one node, with fp32 weights and with fp32 gradients that are pushed by copy.
+Compares the step with a bare stream of as many bytes.
 
-For each element: every rank reads its gradient and writes it into its slot; the daemon reads each rank's slot and writes
-the sum; the update reads weight, sum and two moments and writes all but the sum. Clipping and the search for values that
-are not finite read nothing more.
+For each element: every rank reads its gradient and writes it into its slot; the daemon reads each rank's slot and
+writes the sum; the update reads weight, sum and two moments and writes all but the sum. Clipping and the search for
+non-finite values read no further bytes.
 """
 
 import json
@@ -14,12 +14,12 @@ from harness import MI, Failure, Process, ZerodJob, in_turn, median, n_cores, pr
 
 FP32 = 4
 ELEMS = 64 * MI
-STREAM_READS, STREAM_WRITES = 4 * FP32, 3 * FP32  # of bench-stream, in a pass, for each element
+STREAM_READS, STREAM_WRITES = 4 * FP32, 3 * FP32  # bytes per element that bench-stream reads and writes in a pass
 GOAL = 0.92
 
 
 def read_and_written(world):
-    """Bytes for each element."""
+    """Return: the bytes that a step reads and writes per element."""
     return (FP32 * (world + world + 4), FP32 * (world + 1 + 3))
 
 
@@ -28,7 +28,7 @@ def step_bytes(elems, world):
 
 
 def passes(world):
-    """How often the stream goes over its arrays to read and write as many bytes as a step."""
+    """Return: how many passes of the stream read and write as many bytes as a step."""
     reads, writes = read_and_written(world)
     if reads % STREAM_READS or reads // STREAM_READS != writes / STREAM_WRITES:
         raise Failure(f"a step of {world} ranks reads and writes in another proportion than the stream")
@@ -36,7 +36,8 @@ def passes(world):
 
 
 def traffic(quick):
-    """The bytes that a whole step must move, against a bare stream of as many; 64 Mi fp32 parameters, 2 ranks."""
+    """The bytes that a whole step must move, compared with a bare stream of as many bytes; 64 Mi fp32 parameters, 2
+    ranks."""
     world, jobs = 2, []
     try:
         job = ZerodJob(world, 2, ELEMS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A whole training in PyTorch beside DistributedDataParallel and DeepSpeed: time and memory beyond the model alone."""
+"""Trainings in PyTorch compared with DistributedDataParallel and DeepSpeed: time and memory beyond the model alone."""
 
 import json
 import os
@@ -23,7 +23,7 @@ BETWEEN, AT_MOST = "between iterations", "at most"
 
 @dataclass(frozen=True)
 class Family:
-    """Settings of a peer that might be the fastest here, by name, and what is to be reached beside the fastest one."""
+    """Settings of a peer, by name; the fastest of them is measured. time, memory: goals against that setting."""
 
     settings: dict
     time: float | None = None
@@ -46,15 +46,16 @@ FSDP2 = Family({
     "FSDP2, each block, gathered until the backward": "fsdp2:blocks:keep",
 }, 8.0)
 ZEROD, STAGE_3, NARROW = "zerod", "zerod, stage 3", "zerod, bf16 moments"
-# One after another: there would not be memory for all. zerod begins anew with each of them.
+# The families are measured one after another, because memory does not suffice for all. Each has a new zerod.
 FAMILIES = (DDP, DEEPSPEED, FSDP2, Family({STAGE_3: "zerod:stage=3"}))
-STAGE_3_TIME, STAGE_3_MEMORY = 1 / 1.2, 1.0  # against stage 2
-NARROW_MEMORY = 2.0  # against DeepSpeed's
-# As the peers, which do not clip here: all sides then compute the same, and their losses are compared.
+STAGE_3_TIME, STAGE_3_MEMORY = 1 / 1.2, 1.0  # compared with stage 2
+NARROW_MEMORY = 2.0  # compared with DeepSpeed's memory
+# The peers do not clip, so the daemon does not clip either: all sides compute the same, and their losses are compared.
 DAEMON = {"clipping": 0.0}
 SAME_LOSS = 0.01
-# While time is taken, the C library neither gives freed memory back to the kernel nor maps large pieces on their own.
-# Else trainers pay for page faults that depend on when a side frees what, which is no synchronisation.
+# While time is measured, the C library neither returns freed memory to the kernel nor maps large pieces separately.
+# Otherwise trainers pay for page faults that depend on when a side frees memory, which is not a cost of
+# synchronisation.
 STEADY_HEAP = {"MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_MMAP_THRESHOLD_": str(1 << 40)}
 
 
@@ -65,7 +66,7 @@ def rank_environment():
 
 
 class Training:
-    """The ranks of one side, and zerod's daemon."""
+    """The ranks of one side and, for zerod, the daemon."""
 
     def __init__(self, spec, heap=STEADY_HEAP):
         self.ranks, self.daemon = [], None
@@ -82,7 +83,7 @@ class Training:
                         LENGTH]
                 self.ranks.append(Process(list(map(str, argv)), env=environment))
             for rank in self.ranks:
-                rank.receive(600)  # DeepSpeed compiles its kernels when it is first used
+                rank.receive(600)  # DeepSpeed compiles its kernels when they are first used
         except BaseException:
             self.stop()
             raise
@@ -91,7 +92,7 @@ class Training:
         return pathlib.Path(self.folder).name
 
     def iterate(self):
-        """Milliseconds until the last rank is done, and the mean loss."""
+        """Makes one iteration. Return: the milliseconds until the last rank has ended it, and the mean loss."""
         for rank in self.ranks:
             rank.send()
         rows = [json.loads(rank.receive()) for rank in self.ranks]
@@ -102,7 +103,7 @@ class Training:
         return [p.popen.pid for p in self.ranks + ([self.daemon] if self.daemon else [])]
 
     def held(self):
-        """Proportional set size of all processes in MiB, with the pages of zerod's segments that nobody has touched."""
+        """Return: the proportional set size of all processes in MiB, including untouched pages of zerod's segments."""
         sizes = [proportional_set(pid) for pid in self.pids()]
         shared = sum(s["Pss_Shmem"] for s in sizes)
         if self.daemon:
@@ -126,7 +127,7 @@ def proportional_set(pid):
 
 
 def rounds(sides, n, n_warm_up=2):
-    """All sides in turn, n times. Says what each iteration took."""
+    """Iterates all sides in turn, n times, and prints the time of each iteration."""
 
     def iterate(name):
         result = sides[name].iterate()
@@ -137,7 +138,7 @@ def rounds(sides, n, n_warm_up=2):
 
 
 def beyond(results, name):
-    """Milliseconds beyond the model alone, round by round."""
+    """Return: the milliseconds beyond the model alone, round by round."""
     return [side["ms"] - alone["ms"] for side, alone in zip(results[name], results["model alone"])]
 
 
@@ -147,8 +148,8 @@ def quartiles(values):
 
 
 def fastest_of(family, alone, n):
-    """The fastest setting of a peer, and lines for a table of each one's time beyond the model. A single one is not
-    tried."""
+    """Return: the peer's fastest setting, and table lines with each setting's time beyond the model. A single setting
+    is not tried."""
     if len(family.settings) == 1:
         return next(iter(family.settings)), []
     seen = {}
@@ -170,7 +171,7 @@ def fastest_of(family, alone, n):
 
 
 def check_losses(results):
-    """The sides train the same model on the same text, so they are as good as one another at each iteration."""
+    """Checks that all sides have equal losses at each iteration, because they train the same model on the same text."""
     losses = {name: [r["loss"] for r in rows] for name, rows in results.items() if name != "model alone"}
     expected = next(iter(losses.values()))
     for name, values in losses.items():
@@ -184,8 +185,9 @@ def check_losses(results):
 
 def memory_of(spec, n=8):
     """
-    MiB between iterations, and the most in the course of one, with the C library as everybody has it: medians of n, for
-    what it keeps of memory that was freed varies by tens of MiB from one iteration to the next.
+    Return: the MiB held between iterations, and the most during an iteration, with the C library's default settings.
+    Both are medians of n, because the amount of freed memory that the C library keeps varies by tens of MiB between
+    iterations.
     """
     side = Training(spec, heap={})
     try:
@@ -220,7 +222,7 @@ def watched(side, n):
     return {BETWEEN: median(between), AT_MOST: median(at_most)}
 
 
-# ---- what is found ------------------------------------------------------------------------------------------------
+# ---- results ------------------------------------------------------------------------------------------------------
 
 
 def of(side):
@@ -236,14 +238,14 @@ def memory_beside(mine, theirs, memory, goals):
     rows = []
     for when in (BETWEEN, AT_MOST):
         held, peer = (memory_beyond(memory, name)[when] for name in (mine, theirs))
-        ratio = peer / max(held, 1)  # of nothing, or less
+        ratio = peer / max(held, 1)  # the memory beyond the model may be 0 or negative
         rows.append(row(f"torch: memory beyond the model, {when}{of(mine)}", held, peer, theirs, "MiB", goals.get(when),
                         ratio))
     return rows
 
 
 def rows_of(name, family, results, memory):
-    """name: of the setting of this family that was measured."""
+    """Return: the rows of a family. name: the setting of the family that was measured."""
     if name == STAGE_3:
         return beside(STAGE_3, ZEROD, results, STAGE_3_TIME) + memory_beside(
             STAGE_3, ZEROD, memory, dict.fromkeys((BETWEEN, AT_MOST), STAGE_3_MEMORY))
@@ -273,7 +275,7 @@ def table_of_memory(memory):
 
 
 def measure_times(family, quick):
-    """Return: the name of the family's fastest setting; lines of what was tried; results of all sides."""
+    """Return: the name of the family's fastest setting; table lines of the settings tried; results of all sides."""
     sides = {}
     try:
         sides["model alone"] = Training("none")
@@ -289,11 +291,12 @@ def measure_times(family, quick):
 
 
 def torch(quick):
-    """Training of GPT-2's shape, 124 M, 2 ranks, beside DDP with fused AdamW, DeepSpeed ZeRO-2, FSDP2; stage 3."""
+    """Training of GPT-2's shape, 124 M, 2 ranks, compared with DDP with fused AdamW, DeepSpeed ZeRO-2, FSDP2; stage
+    3."""
     if available_bytes() < NEEDED_BYTES:
         raise Failure(f"{NEEDED_BYTES >> 30} GiB of memory are needed, for several sides are alive at the same time")
     forget_broken_builds()
-    measured, tried = {}, []  # measured: by setting, the family and the results
+    measured, tried = {}, []  # measured: setting -> (family, results)
     for family in FAMILIES:
         name, lines, results = measure_times(family, quick)
         measured[name] = family, results

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The update phase of a step without a daemon: the same step_update() on the same kind of memory and threads,
- * called in process. For each line on standard input: fresh gradients, one update, its time as a line of JSON. The line
- * "record": with the recorder of a daemon.
+ * The update phase of a step without a daemon: step_update() on the same kind of memory and threads, called in process.
+ * For each line on standard input, makes fresh gradients and one update, and prints the update's time as a line of
+ * JSON. With the line "record", a recorder runs as in a daemon.
  *
- *     bench-update [--elems N] [--params P] [--ranks R] [--threads T]
+ * bench-update [--elems N] [--params P] [--ranks R] [--threads T]
  */
 
 #include "core/base/base.h"
@@ -67,7 +67,7 @@ static void wait_done(struct bench *bench)
     bench->done = false;
 }
 
-/* Small numbers of both signs that are different each time. */
+/* Fills a chunk's gradients with small numbers of both signs, different in each iteration. */
 static void fill_run(struct work *work, uint32_t chunk_id)
 {
     struct bench *bench = container_of(work, struct bench, fill_work);
@@ -126,7 +126,7 @@ static int init(struct bench *bench)
     return r;
 }
 
-/* With threads of its own, which have ended before the recorder stops. Return: 0 or -errno. */
+/* Makes one update with new threads, which end before the recorder stops. Return: 0 or -errno. */
 static int iterate(struct bench *bench, bool records)
 {
     const struct hyper hyper = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.01};

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A whole step through the daemon beside what others do on as many processes, with the same gradients."""
+"""A whole step through the daemon compared with peers that run as many processes with the same gradients."""
 
 import json
 
@@ -10,17 +10,17 @@ from peers import FIFTEEN, FIFTEEN_CLIP, SHM_CLIP
 ELEMS = 64 * MI
 STAGES = {2: (1, 2), 4: (1, 2), 8: (2,)}
 FAMILIES = ("fifteen", "deepspeed", "gloo")
-# By number of ranks. Of gloo's chains the fastest is meant.
+# chain -> number of ranks -> goal. "gloo" is the fastest of gloo's chains.
 GOALS = {FIFTEEN_CLIP: dict.fromkeys(STAGES, 1.1), FIFTEEN: dict.fromkeys(STAGES, 0.95), SHM_CLIP: {2: 3.0, 4: 4.0},
          "gloo": {2: 4.0, 4: 6.0, 8: 8.0}}
 TAIL_GOALS = {2: 3.5, 4: 6.0}
 
-# ---- all train the same ---------------------------------------------------------------------------------------------
+# ---- check that all sides compute equal weights ---------------------------------------------------------------------
 
 CHECKED_STEPS = 2
-STRIDE = 16381  # of the weights that are compared; no multiple of anything that a chain divides its work by
+STRIDE = 16381  # distance of the compared weights; no chain divides its work by a factor of this number
 LR = 1e-3
-MEAN_OFF, MOST_OFF = 1e-5 * LR, 1e-2 * LR  # of weights that have moved by about LR in each step
+MEAN_OFF, MOST_OFF = 1e-5 * LR, 1e-2 * LR  # limits for weights that have moved by about LR in each step
 
 
 def zerod_sample(job):
@@ -29,7 +29,7 @@ def zerod_sample(job):
 
 
 def without_clipping(world):
-    """The weights that zerod makes of the same gradients when it does not clip."""
+    """Return: the weights that zerod computes from the same gradients without clipping."""
     job = ZerodJob(world, 2, ELEMS, clipping=0.0)
     try:
         for _ in range(CHECKED_STEPS):
@@ -49,7 +49,7 @@ def compare(name, weights, expected):
 
 
 def first_steps(stages, torch, unclipped):
-    """Each side's first steps, from which all weights have to be the same. Return: ms of the faster one, by chain."""
+    """Makes each side's first steps, after which all weights must be equal. Return: ms of the faster step, by chain."""
     clipped = None
     for stage, job in stages.items():
         for _ in range(CHECKED_STEPS):
@@ -67,11 +67,12 @@ def first_steps(stages, torch, unclipped):
     return first
 
 
-# ---- in turn --------------------------------------------------------------------------------------------------------
+# ---- measurement ----------------------------------------------------------------------------------------------------
 
 
 def needed_bytes(world):
-    """The gradients, weights and state that all sides of a world hold at once, see peers/ and docs/benchmarks.md."""
+    """Return: the bytes of gradients, weights and state that all sides hold at once, see peers/ and
+    docs/benchmarks.md."""
     model, process = ELEMS * 4, 390 * MI
     torch = (6 * world + 9) * model + world * process
     zerod = (world + 4.5) * model + world * 40 * MI
@@ -79,7 +80,8 @@ def needed_bytes(world):
 
 
 def measure(world, quick):
-    """Return: of each stage what in_turn() found; ms by chain; the chains that were only looked at."""
+    """Return: in_turn()'s results of each stage; ms by chain; the slow chains, which only first_steps() ran; the
+    fastest of gloo's chains."""
     unclipped = without_clipping(world)
     jobs = []
     try:
@@ -124,7 +126,8 @@ def table_of(world, stages, chains, slow):
 
 
 def step(quick):
-    """A whole step of 64 Mi fp32 parameters, clipped, pushed by copy, against DeepSpeed, torch, and fifteen lines."""
+    """A whole step of 64 Mi fp32 parameters, clipped, pushed by copy, compared with DeepSpeed, torch, and fifteen
+    lines."""
     forget_broken_builds()
     rows, table = [], []
     for world in STAGES:

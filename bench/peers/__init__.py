@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chains of others that do what a step of zerod does, by family. Runs in the processes of torch_rank.py."""
+"""Chains of peers that do the work of a step of zerod, by family. They run in the processes of torch_rank.py."""
 
 import importlib
 
@@ -7,7 +7,7 @@ FIFTEEN, FIFTEEN_CLIP = "fifteen lines", "fifteen lines, clip and check"
 SHM, SHM_CLIP = "DeepSpeed shm all-reduce + fused AdamW", "DeepSpeed shm all-reduce + clip + fused AdamW"
 SHM_OWN_ADAM = "DeepSpeed shm all-reduce + clip + DeepSpeedCPUAdam"
 
-# Module, and its list of chains. Imported when asked for: DeepSpeed takes seconds, and compiles.
+# family -> (module, name of its list of chains). Imported on demand, because DeepSpeed takes seconds and compiles.
 FAMILIES = {"alone": ("peers.gloo", "ALONE"), "gloo": ("peers.gloo", "GLOO"), "fifteen": ("peers.fifteen", "CHAINS"),
             "deepspeed": ("peers.deepspeed_shm", "CHAINS")}
 

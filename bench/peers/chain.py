@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-What all chains of one process have in common: its gradients, its weights, AdamW.
+What all chains of one process share: the gradients, the weights, AdamW.
 
-Chains sum the gradients of all ranks and do not divide them, which would be one more pass. They train the same as
-zerod, which divides, because AdamW does not notice the scale if epsilon, and the norm to clip to, have it as well.
+Chains sum the gradients of all ranks and do not divide them, which would be one more pass. zerod divides the sum. Both
+train the same weights, because AdamW does not depend on the scale if epsilon and the clipping norm are scaled, too.
 """
 
 from functools import cached_property
@@ -11,12 +11,13 @@ from functools import cached_property
 import numpy
 import torch
 
-LR, EPS, WEIGHT_DECAY, MAX_NORM = 1e-3, 1e-8, 0.01, 1.0  # as the daemon of the benchmark has them
-FILL_ELEMS = 1 << 18  # stays in the cache
+LR, EPS, WEIGHT_DECAY, MAX_NORM = 1e-3, 1e-8, 0.01, 1.0  # as in the daemon of the benchmark
+FILL_ELEMS = 1 << 18  # fits into the cache
 
 
 class Rank:
-    """One process. Chains that hold all weights and all of AdamW's state share them: there is not memory for each."""
+    """One process. Chains with all weights and all of AdamW's state share them, because memory does not suffice for
+    copies."""
 
     def __init__(self, rank, world, elems, n_params, shared_folder):
         self.rank, self.world, self.n_params, self.shared_folder = rank, world, n_params, shared_folder
@@ -25,26 +26,26 @@ class Rank:
         self.restore_gradients()
 
     def restore_gradients(self):
-        """Gradients are views of one flat tensor from the beginning; an optimizer may have made others of them."""
+        """Makes the gradients views of one flat tensor again, because an optimizer may have replaced them."""
         for param, grad in zip(self.params, self.grad.chunk(self.n_params)):
             param.grad = grad
 
     @cached_property
     def moments(self):
-        """Of each parameter, as the optimizers keep them."""
+        """The moments of each parameter, in the format of torch's optimizers."""
         return [{name: torch.zeros_like(p, requires_grad=False) for name in ("exp_avg", "exp_avg_sq")}
                 for p in self.params]
 
     @cached_property
     def adamw(self):
-        """Fused AdamW of everything."""
+        """Fused AdamW of all parameters."""
         adamw = make_adamw(self.params, self.world)
         for param, moments in zip(self.params, self.moments):
             adamw.state[param] = {"step": torch.zeros(()), **moments}
         return adamw
 
     def refill(self, iteration):
-        """The gradients that bench-rank has in this iteration (small_number() in rank.c)."""
+        """Sets the gradients to those of bench-rank in this iteration (small_number() in rank.c)."""
         seed, grad = iteration * 64 + self.rank, self.grad.numpy()
         products = numpy.arange(FILL_ELEMS, dtype=numpy.uint32) * numpy.uint32(2654435761)
         x, shifted = numpy.empty_like(products), numpy.empty_like(products)
@@ -57,7 +58,7 @@ class Rank:
                            casting="unsafe", dtype=numpy.float32)
 
     def clip(self):
-        """As clip_grad_norm_() does it, all of the gradient being here."""
+        """Clips as clip_grad_norm_() does. The gradient must be complete in this process."""
         torch.nn.utils.clip_grad_norm_(self.params, MAX_NORM * self.world, foreach=True)
 
 
@@ -66,7 +67,7 @@ def make_adamw(params, world):
 
 
 class Chain:
-    """From the gradients in each rank's own memory to the new weights, which each rank can read."""
+    """Computes new weights, which each rank can read, from the gradients in each rank's own memory."""
 
     name = ""
     clips = False
@@ -78,14 +79,14 @@ class Chain:
         raise NotImplementedError
 
     def weights(self):
-        """Tensors that are all weights, in order."""
+        """Return: the tensors that together hold all weights, in order."""
         return self.rank.params
 
     def optimizer(self):
         return self.rank.adamw
 
     def reset(self):
-        """As at the beginning: weights of zero, no step done."""
+        """Restores the initial state: weights of zero, no steps."""
         for tensor in self.weights():
             tensor.detach().zero_()
         for state in self.optimizer().state.values():
@@ -93,7 +94,7 @@ class Chain:
                 state[key] = value.zero_() if torch.is_tensor(value) else 0
 
     def sample(self, stride):
-        """Each stride-th weight."""
+        """Return: each stride-th weight."""
         found, first = [], 0
         for tensor in self.weights():
             found += tensor.detach().view(-1)[-first % stride :: stride].tolist()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-DeepSpeed's all-reduce in shared memory, which its CPU inference uses and its training does not: each rank copies
-32 MiB at a time into its segment, sums its part of all segments, and copies the sums back. Ranks wait in loops without
-sleeping. DeepSpeed's own builder compiles it.
+DeepSpeed's all-reduce in shared memory, which DeepSpeed uses for inference on CPUs, not for training. Each rank copies
+32 MiB at a time into its segment, adds up its part of all segments, and copies the sums back. Ranks wait in loops
+without sleeping. DeepSpeed's own builder compiles it.
 """
 
 import torch
@@ -11,7 +11,7 @@ from deepspeed.ops.op_builder import ShareMemCommBuilder
 from peers import SHM, SHM_CLIP, SHM_OWN_ADAM
 from peers.chain import LR, EPS, WEIGHT_DECAY, Chain
 
-FP32_LEVEL = 1  # of vector instructions, that fp32 sums need
+FP32_LEVEL = 1  # of vector instructions, the level that fp32 sums need
 
 
 class ShmAllReduce(Chain):

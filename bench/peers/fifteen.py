@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-What somebody writes in an afternoon instead of installing zerod: the gradients of all ranks and the weights lie in
-memory that all ranks map. A rank copies its gradient there, waits, adds its part of all gradients, updates that part of
-the weights, and waits again. These lines survive nobody's death: the other ranks wait for ever, and the weights are half
-updated. Nothing is checked, and nothing is reduced before the backward is over.
+What a user could write in an afternoon instead of installing zerod. The gradients of all ranks and the weights are in
+memory that all ranks map. A rank copies its gradient to that memory, waits, adds its part of all gradients, updates
+that part of the weights, and waits again. If a rank dies, the other ranks wait for ever, and the weights are half
+updated. Nothing is checked, and nothing is reduced before the backward ends.
 """
 
 import mmap
@@ -13,16 +13,17 @@ import torch
 from peers import FIFTEEN, FIFTEEN_CLIP
 from peers.chain import MAX_NORM, Chain, make_adamw
 
-LINE_WORDS = 8  # each rank's word is alone in its cache line
-SPINS = 200  # before others get the processor: there may be more ranks than cores
-# Between arrays that are read together: at a multiple of 2^27 bytes from each other they evict each other from the nearest
-# cache.
+LINE_WORDS = 8  # each rank's word has a cache line of its own
+SPINS = 200  # spins before a rank yields, because there may be more ranks than cores
+# A gap between arrays that are read together. Arrays at a distance of a multiple of 2^27 bytes evict each other from
+# the nearest cache.
 SKEW_ELEMS = 5 << 14
-NORM_ELEMS = 1 << 20  # added up at a time: sums of fp32 over more would be too inexact
+NORM_ELEMS = 1 << 20  # elements added at a time; longer sums of fp32 would be too inexact
 
 
 class Barrier:
-    """Each rank writes how often it has come and watches the words of the others. In this order only on x86."""
+    """Each rank writes how many barriers it has reached, and watches the words of the other ranks. Correct only on
+    x86."""
 
     def __init__(self, words, rank, world):
         self.words, self.mine, self.came = words, rank * LINE_WORDS, 0
@@ -40,7 +41,7 @@ class Barrier:
 
 
 class Shared:
-    """What the ranks map, and this rank's part of it; both versions use it in turn."""
+    """What the ranks map, and this rank's part of it. Both versions of the chain use it in turn."""
 
     def __init__(self, rank):
         elems = rank.flat.numel()
@@ -50,7 +51,7 @@ class Shared:
         self.squares = mapped(rank, "squares", rank.world)
         self.parts = [grad.chunk(rank.world)[rank.rank] for grad in self.grads]
         self.part = torch.nn.Parameter(self.weights.chunk(rank.world)[rank.rank])
-        self.part.grad = self.parts[rank.rank]  # where the sum is as well: elsewhere it takes a fifth longer
+        self.part.grad = self.parts[rank.rank]  # also holds the sum; with separate memory it takes a fifth longer
         self.adamw = make_adamw([self.part], rank.world)
         moments = [torch.zeros(self.part.numel() + skews * SKEW_ELEMS)[skews * SKEW_ELEMS :] for skews in (5, 7)]
         self.adamw.state[self.part] = {"step": torch.zeros(()), "exp_avg": moments[0], "exp_avg_sq": moments[1]}
@@ -85,7 +86,7 @@ class Fifteen(Chain):
 
     def reset(self):
         super().reset()
-        self.shared.barrier.wait()  # all weights are cleared before anybody updates some
+        self.shared.barrier.wait()  # waits until all weights are zero before any rank updates them
 
     def sum_my_part(self):
         shared = self.shared
@@ -102,7 +103,8 @@ class Fifteen(Chain):
 
 
 class FifteenClip(Fifteen):
-    """A value that is not finite makes the norm so, and the step is left out; whose value it was, nobody knows."""
+    """If a value is not finite, the norm is not finite, and the step is skipped. The rank that caused it is not
+    found."""
 
     name = FIFTEEN_CLIP
     clips = True

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch alone: fused AdamW, and its collectives on gloo. The faster forms are taken: no clipping, no search for values
-that are not finite."""
+"""torch alone: fused AdamW, and its collectives on gloo, in the faster form: no clipping, no search for non-finite
+values."""
 
 import torch
 import torch.distributed as dist
 from peers.chain import LR, EPS, WEIGHT_DECAY, Chain, make_adamw
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-BUCKET_ELEMS = 25 * (1 << 20) // 4  # as DistributedDataParallel's
+BUCKET_ELEMS = 25 * (1 << 20) // 4  # as in DistributedDataParallel
 
 
 class Alone(Chain):
@@ -51,7 +51,7 @@ class Sharded(Chain):
 
 
 class Zero(AllReduce):
-    """The parameters are views of its buckets from now on; the other chains' optimizers follow them there."""
+    """Makes the parameters views of its buckets, also for the optimizers of the other chains."""
 
     name = "ZeroRedundancyOptimizer with fused AdamW"
 
