@@ -115,8 +115,8 @@ static bool is_owned(const struct nccl_engine *engine, uint32_t bucket)
     return engine->plan.buckets[bucket].owner != LAYOUT_NO_OWNER && engine->plan.buckets[bucket].n_elems > 0;
 }
 
-/* Saves the rank's own slice, which is inside the array that NCCL writes. NCCL should write only equal bytes to the
- * slice, but does not promise that if the process is killed. The slice has no other copy. */
+/* Saves the rank's own slice, which is inside the array that NCCL writes. NCCL should write the bytes that the slice
+ * already has. But it promises nothing if the process is killed, and the slice has no other copy. */
 static void save_slice(struct nccl_engine *engine, struct nccl_gpu *gpu, const struct nccl_order *order,
                        uint32_t bucket)
 {

@@ -299,7 +299,7 @@ static void reduce_owned(const struct reduction *reduction, struct nccl_gpu *gpu
 
 /* ---- the rank's own slot --------------------------------------------------------------------------------- */
 
-/* Writes each chunk that the rank has pushed, of any owner, to staging as fp32: a sum of one leaf. */
+/* Writes each chunk that the rank has pushed to staging as fp32, whatever rank owns it: the sum of one leaf. */
 static void reduce_own(const struct reduction *reduction, struct nccl_gpu *gpu)
 {
     const struct device_plan *plan = &reduction->engine->plan;

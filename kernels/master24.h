@@ -33,8 +33,8 @@ ELEMENT_FN int8_t master24_nearest_lower(float x, uint16_t weight)
 }
 
 /*
- * Nine random bits for the i-th element of a group. draw: number i % MASTER24_DRAWS of the group's MASTER24_DRAWS
- * draws. The last of an element's nine bits is the first bit of another element.
+ * Nine random bits for the i-th element of a group. draw: the group has MASTER24_DRAWS of them; element i uses number
+ * i % MASTER24_DRAWS. The last of an element's nine bits is the first bit of another element.
  */
 ELEMENT_FN uint32_t master24_round(uint32_t draw, size_t i)
 {

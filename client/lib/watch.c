@@ -23,8 +23,8 @@
 #include "core/wire/wire-arena.h"
 
 enum {
-    RETRY_MS = 1000,  /* picked: pause before the next attempt to connect */
-    PYTHON_MS = 1000, /* picked: a running program releases the interpreter lock within 5 ms */
+    RETRY_MS = 1000,  /* pause before the next attempt to connect; picked */
+    PYTHON_MS = 1000, /* a running program releases the interpreter lock within 5 ms; picked */
     STACK_BYTES = 256 * 1024,
 };
 

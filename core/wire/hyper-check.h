@@ -3,7 +3,8 @@
 
 /*
  * Merges and checks hyperparameters. They must be in the ranges of torch.optim's constructors (torch 2.13), and finite
- * in fp32. Stricter than in torch, betas and momentum must be below 1, and eps above 0, as in the configuration.
+ * in fp32. Two rules are stricter than torch's, as in the configuration: betas and momentum must be below 1, and eps
+ * must be above 0.
  */
 
 #include "core/wire/wire.h"

@@ -230,7 +230,7 @@ struct status_rank {
     uint64_t behind_total_ns; /* time that other ranks waited for this rank, since training began */
     struct status_wait waits[STATUS_MAX_WAITS];
     size_t n_waits;
-    uint64_t phases_ns[N_STATUS_RANK_PHASES]; /* over all steps that this daemon has served from begin to end */
+    uint64_t phases_ns[N_STATUS_RANK_PHASES]; /* over all steps that this daemon has served as a whole */
     const char *waiting_for;                  /* "ranks 1, 3 to ask for the step"; NULL: the rank does not wait */
     uint64_t waiting_since_ns;
     const struct diagnostic *fault; /* stays until it is cleared; NULL: none */

@@ -139,7 +139,7 @@ static void set_tag(struct device_command *command, uint64_t tag, uint32_t timeo
     }
 }
 
-/* Sets points of the order to 0 that were released since the order was made. */
+/* Sets those points of the order to 0 that trainers have released since the order was made. */
 static void drop_released(const struct devices *devices, const struct order *order)
 {
     struct device_slot *slots = order->array;

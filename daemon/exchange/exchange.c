@@ -132,7 +132,7 @@ int exchange_form(struct exchange *exchange)
     uint64_t start;
     int r;
 
-    assert(!exchange->parcels); /* exchange_drop() has freed the last job's */
+    assert(!exchange->parcels); /* exchange_drop() has freed the parcels of the last job */
     assert(!exchange->motions);
     exchange->parcels = calloc(layout->n_parcels + 1, sizeof(*exchange->parcels));
     if (!exchange->parcels)

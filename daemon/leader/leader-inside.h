@@ -246,7 +246,7 @@ void leader_commit(struct leader *leader);
 void leader_hear_window(struct leader *leader, unsigned node, const struct node_message *message);
 void leader_hear_window_end(struct leader *leader, unsigned node, const struct node_message *message);
 void leader_hear_stored(struct leader *leader, unsigned node, const struct node_message *message);
-/* Gathers the weights, or closes the window, when all nodes have stored. */
+/* Gathers the weights, or closes the window, when all nodes have stored it. */
 void leader_try_stored(struct leader *leader);
 void leader_say_write(struct leader *leader);
 void leader_close_window(struct leader *leader);

@@ -103,7 +103,7 @@ bool leader_is_left_by(const struct leader *leader, unsigned node);
 
 /*
  * For status. leader_waits_for() returns a mask of the nodes that node 0 waits for. leader_waits_to() returns a static
- * text about what these nodes must do, as "to ask for the step".
+ * text about what these nodes must do, such as "to ask for the step".
  */
 uint64_t leader_waits_for(const struct leader *leader);
 const char *leader_waits_to(const struct leader *leader);

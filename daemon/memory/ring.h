@@ -163,7 +163,7 @@ int ring_find_grant(struct ring *ring, uint64_t extent_offset, uint64_t extent_b
 /* Ends the replay, and frees the overflow pages that no extent uses. */
 void ring_end_replay(struct ring *ring);
 
-/* Makes extents idle that were granted but hold no slot. Call it when the client will not use its granted extents. */
+/* Makes granted extents without a slot idle. Call it when the client will not use them any more. */
 void ring_reclaim(struct ring *ring);
 
 /* Frees the extents that were not used since the last call. */

@@ -7,8 +7,8 @@
  * A connection has one question at a time. Its next question is read after the answer has been sent. Questions wait in
  * two lanes, one for administrators and one for other users. A lane works in rounds. A round answers and sends for
  * about QUESTIONS_ROUND_NS of processor time. Then the lane pauses, so that it uses at most 1/QUESTIONS_SHARE of the
- * loop's time. A due round begins in the next iteration of the loop that serves no trainer or worker, or after
- * QUESTIONS_PATIENCE_NS.
+ * loop's time. A due round begins when an iteration of the loop has served no trainer and no worker, but at the latest
+ * after QUESTIONS_PATIENCE_NS.
  *
  * An answer is built once for all connections that have asked the same command. All of them asked before the answer is
  * built, so the answer is not outdated for any of them. Each connection gets the answer as fast as it reads.

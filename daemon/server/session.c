@@ -33,7 +33,8 @@
  * KiB. */
 enum { MAX_QUEUED_PACKETS = 64, MAX_QUEUED_BYTES = 8 << 20 };
 
-/* The batches that are read after a process has died. The kernel holds at most some 300 packets of a sender. */
+/* The number of batches that are read after a process has died. The kernel holds at most some 300 packets of a sender.
+ */
 enum { LAST_ROUNDS = 64 };
 
 static void on_socket(uv_poll_t *handle, int status, int events);

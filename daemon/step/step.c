@@ -86,8 +86,8 @@ static int make_staging(struct step *step)
 }
 
 /*
- * Makes the step's segments, reductions and the memory of its ops. Return: 0 or -errno, for example if descriptors are
- * short.
+ * Makes the step's segments and reductions, and the memory that its ops need. Return: 0 or -errno, for example if too
+ * few descriptors are left.
  */
 static int make_parts(struct step *step, const struct step_options *options)
 {

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
 /*
- * The driver's calls for a trainer, which opens the driver as a library (libcuda-sim). Most calls are their twins in
- * the runtime under another name: errors have the same numbers, and ordered faults and wrong uses are reported under
- * the twin's name. Only the driver has contexts, which no call creates by itself, the default stream, and blocking
- * copies from or to unregistered host memory.
+ * The driver's calls for a trainer, which opens the driver as a library (libcuda-sim). Most calls forward to a call of
+ * the runtime. Errors have the same numbers, and ordered faults and wrong uses are reported under the runtime's name.
+ * Three things exist only here: contexts (no call creates one by itself), the default stream, and copies from or to
+ * unregistered host memory, which block.
  */
 
 #include <string.h>

@@ -92,7 +92,7 @@ _Noreturn void sim_die(const char *entry, const char *format, ...) __attribute__
  */
 int sim_enter(const char *entry, struct injected *injected);
 
-/* sim_enter() for calls that ask about an earlier error, which does not make them fail. */
+/* As sim_enter(), but does not fail after an earlier error. For calls that return that error. */
 int sim_enter_anyway(const char *entry);
 
 cudaError_t sim_leave(cudaError_t error); /* stores the error as the thread's last one */

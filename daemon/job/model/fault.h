@@ -35,7 +35,8 @@ struct fault {
     bool told;                         /* the client has received the refusal; after that, gathers are refused, too */
 };
 
-void job_fault(struct job *job, struct job_rank *rank, struct diagnostic *diagnostic); /* takes diagnostic; sticky */
+void job_fault(struct job *job, struct job_rank *rank,
+               struct diagnostic *diagnostic); /* takes diagnostic; the fault stays */
 
 /* Drops a rank whose client broke the protocol (E1403). what: a sentence that says how. */
 void job_drop_peer(struct job *job, struct job_rank *rank, const char *what);

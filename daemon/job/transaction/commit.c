@@ -473,7 +473,7 @@ static bool all_reduced(const struct job *job)
     return job->work.n_under_way == 0 && !gather_is_busy(job);
 }
 
-/* Has every rank of this node that has not left asked for the step, and has at least one rank asked? */
+/* Have all ranks of this node asked for the step, except ranks that have left, and has at least one rank asked? */
 static bool all_asked(const struct job *job)
 {
     bool any = false;

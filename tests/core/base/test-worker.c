@@ -2,9 +2,9 @@
 
 /*
  * The worker pool runs every item once, on a worker. After all items of a work, done() is called on the thread that
- * reaps. Workers write plain memory and the loop reads it, so under thread sanitizer this file also tests that the
- * pool's locks order the two. Where threads must meet, they wait for each other; if the pool does not let them meet,
- * the test hangs until its time limit ends it.
+ * calls worker_pool_reap(). Workers write plain memory and the loop reads it, so under thread sanitizer this file also
+ * tests that the pool's locks order these writes and reads. Where threads must meet, they wait for each other; if the
+ * pool does not let them meet, the test hangs until its time limit ends it.
  */
 
 #include <fenv.h>

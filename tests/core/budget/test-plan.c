@@ -538,7 +538,8 @@ static void check_ring(const struct layout_decl *decls, uint32_t n, bool overlap
     layout_free(layout);
 }
 
-/* The largest parcels have 1,000,064 elements (a multiple of 128) or 4,000,256 bytes; a typical one has 4,000,000. */
+/* The largest parcels have 1,000,064 elements (a multiple of 128), and so 4,000,256 bytes. A typical parcel has
+ * 4,000,000 bytes. */
 static void test_ring(void **state)
 {
     struct layout_decl decls[] = {

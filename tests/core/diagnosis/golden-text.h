@@ -41,7 +41,7 @@ static inline char *read_text(const char *path)
     return text;
 }
 
-/* Does nothing with sanitizers, because they do not change texts. */
+/* A build with sanitizers compares nothing, because a build without sanitizers compares the same texts. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 static inline void golden_check(const char *name, const char *text)
 {

@@ -64,7 +64,7 @@ static void copy(struct gpus *gpus, uint32_t kinds)
     }
 }
 
-/* Orders all reductions at once. After a failure, orders those again that not all nodes have done. */
+/* Orders all reductions at once. After a failure, repeats the orders that some node has not done. */
 static void reduce_all(struct gpus *gpus, uint32_t micro)
 {
     uint32_t n = gpus->layout->n_parcels;

@@ -45,7 +45,7 @@ static void test_abort(void **userdata)
         assert_int_equal(atomic_load(&f->peers[i].credit->attempt), 1);
     }
     a->at.attempt = 0;
-    peer_push_bucket(a, 1); /* sent before it saw the abort, so it belongs to the aborted attempt */
+    peer_push_bucket(a, 1); /* a push of the aborted attempt: its rank has not seen the abort */
     a->at.attempt = 1;
     assert_true(f->job->stats.counters.dropped > n_dropped);
     peer_see_abort(a);

@@ -56,7 +56,7 @@ struct proxy {
     int listener;
     uint16_t port;
     bool on;        /* whether all nodes connect through the proxy */
-    bool cuts;      /* each connection, after a random number of bytes */
+    bool cuts;      /* closes each connection after a random number of bytes */
     bool hole;      /* passes no bytes, and closes nothing */
     size_t flip_at; /* which of the next bytes to node 0 to change, from 1; 0: none */
     unsigned n_cuts;

@@ -720,7 +720,7 @@ static void test_broken_rules(void **userdata)
         SAYS(a.why[1], "a frame came that cannot come now");
         peer_end(&peer);
     }
-    for (unsigned i = 0; i < 2; i++) { /* before its introduction */
+    for (unsigned i = 0; i < 2; i++) { /* peer has not introduced itself yet */
         peer_meet(&peer);
         peer_say(&peer, i == 0 ? &heartbeat : &farewell);
         (void)wait_until_dropped(peer.fd, 1000);

@@ -35,7 +35,7 @@ struct local {
 
 struct client {
     struct local *local;
-    struct session *session; /* the server's session; NULL if connected through the socket; invalid after its end */
+    struct session *session; /* NULL if connected through the socket; invalid after the session's end */
     int fd;
     struct wire_arena arena; /* has the last reply */
     struct frame_buffer in;
