@@ -28,13 +28,13 @@ N_STEPS = 24
 STORES = Path(__file__).parent / "stores"
 
 
-@pytest.mark.parametrize("seed", range(1, 5))
+@pytest.mark.parametrize("seed", [1, 2, *full(3, 4)])
 def test_some_kills(seed):
     said = []
     assert campaign(20, itertools.count(seed * 1_000_000), 1, said.append) == 0, "\n".join(said)
 
 
-@pytest.mark.parametrize("n_nodes, device", [(1, "cuda"), (1, "cuda-offload"), (2, "cuda"), *full((3, "cuda-offload"))])
+@pytest.mark.parametrize("n_nodes, device", [(1, "cuda-offload"), (2, "cuda"), *full((1, "cuda"), (3, "cuda-offload"))])
 def test_some_kills_with_gpus(n_nodes, device):
     """The memory of the GPUs outlives the daemon too."""
     said = []

@@ -60,6 +60,7 @@ def test_both_orders():
 # ---- narrow moments --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.full  # 20 s
 def test_narrow_state(small, monkeypatch):
     """Each kind has the state that it claims, and with equal seeds all kinds start equally."""
     monkeypatch.setattr(narrow_state, "N_STEPS", 6)

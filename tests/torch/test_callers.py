@@ -357,8 +357,10 @@ opt.close()
 """
 
 
-@pytest.mark.parametrize("start", [["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"], []],
-                         ids=["accelerate launch", "python"])  # fmt: skip
+@pytest.mark.parametrize("start", [
+    pytest.param([], id="python"),
+    pytest.param(["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"], id="accelerate launch", marks=pytest.mark.full),
+])  # fmt: skip
 def test_process_that_is_alone(zerod, build, tmp_path, start):
     """A process without a rank number is rank 0 of a job of one rank. If the job has more ranks, it gets an error."""
     needs("accelerate")

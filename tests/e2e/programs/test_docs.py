@@ -215,8 +215,8 @@ def follow_all(reader, document):
         reader.follow(block, blocks[i + 1:])
 
 
-# Four processes import torch for the comparison with it. tests/callers has more such tests.
-LONG = ["docs/moving.md"]
+# Documents whose programs run for most of a minute: scripts/test --part docs follows them.
+LONG = ["docs/moving.md", "docs/checkpoints.md"]
 
 
 @pytest.mark.parametrize("document", [pytest.param(d, marks=pytest.mark.full if d in LONG else ()) for d in DOCUMENTS

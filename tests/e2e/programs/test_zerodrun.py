@@ -957,6 +957,7 @@ def test_running_daemon_is_used(zerod, env):
     assert daemon.running()
 
 
+@pytest.mark.full  # 30 s
 def test_busy_daemon_is_no_missing_one(env, tmp_path):
     """A daemon with a full queue counts as running: zerodrun waits for it and starts no other one."""
     path = tmp_path / "job.sock"
