@@ -551,8 +551,11 @@ int window_stored_again(struct job *job)
 
 void window_end_replay(struct job *job)
 {
-    if (job->phase == JOB_WINDOW && job->window->stores)
-        job->window->busy = false;
+    if (!job->window || !job->window->stores)
+        return;
+    job->window->busy = false;
+    if (job->window->forgotten) /* by an abort that the log has after the commit's begin */
+        window_end(job);
 }
 
 /* ---- messages of node 0 -------------------------------------------------------------------------------- */
