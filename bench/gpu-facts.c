@@ -52,7 +52,7 @@ static void start(struct gpu_child *child, const struct gpu_options *options, co
 
 /* ---- IPC handles ---------------------------------------------------------------------------------------- */
 
-/* The same type as the driver's CUipcMemHandle. */
+/* CUipcMemHandle of the driver is the same type. */
 struct legacy_handle {
     char bytes[64];
 };
@@ -86,7 +86,7 @@ static struct legacy_handle hear_handle(struct gpu_child *owner)
 /* ---- processes that own the memory ---------------------------------------------------------------------- */
 
 /* Waits for a message of the parent. Then sets the shared memory to one value after another until the process is
- * killed. Between two values it sets larger memory of its own, so that much work is queued at any time. */
+ * killed. Between two values it fills a larger private memory, so that much work is queued at any time. */
 static _Noreturn void write_for_ever(uint8_t *at, size_t n_bytes)
 {
     cudaStream_t stream = gpu_stream();

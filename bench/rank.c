@@ -17,9 +17,10 @@
  * which the machine has no room for the gradients of all ranks.
  * --gather: for stage 3; all parameters are gathered once and never released.
  * --bf16: weights and gradients are bf16; --bf16-gradients: only gradients are bf16. By default both are fp32.
- * --sleeps: with --in-slot. The rank stands in for a rank with a GPU, which leaves the cores to the daemon. It sleeps F
- * us for the forward, and --compute-us for each parameter's backward. A gradient is pushed when its copy to the host is
- * done, and the iteration ends when the weights are copied to the GPU. Each direction copies M MB/s.
+ * --sleeps: needs --in-slot. The rank behaves like a rank with a GPU, which leaves the cores to the daemon. It sleeps F
+ * us for the forward, and --compute-us for each parameter's backward. It pushes a gradient when the copy to the host
+ * would be done. The iteration ends when the copy of the weights to the GPU would be done. Each direction copies M
+ * MB/s.
  * --spike: each N-th iteration has gradients that are 16 times as large.
  */
 
@@ -38,7 +39,7 @@ struct options {
     int rank;
     const char *socket;
     uint64_t n_elems;        /* elements of the model */
-    uint64_t n_buffer_elems; /* elements of gradients, made anew for each iteration */
+    uint64_t n_buffer_elems; /* elements of gradients that are made for each iteration */
     unsigned n_params;       /* parameters of equal size */
     unsigned n_iterations;
     unsigned compute_us; /* pretended backward of each parameter */

@@ -13,7 +13,7 @@ import torch
 from peers import FIFTEEN, FIFTEEN_CLIP
 from peers.chain import MAX_NORM, Chain, make_adamw
 
-LINE_WORDS = 8  # each rank's word has a cache line of its own
+LINE_WORDS = 8  # words in a cache line; two ranks' words are never in one line
 SPINS = 200  # spins before a rank yields, because there may be more ranks than cores
 # A gap between arrays that are read together. Arrays at a distance of a multiple of 2^27 bytes evict each other from
 # the nearest cache.

@@ -31,7 +31,7 @@ struct checkpoint_place {
  * message. */
 int checkpoint_place_open(struct checkpoint_place *place, const struct checkpoint_options *options);
 void checkpoint_place_close(struct checkpoint_place *place);
-/* Reports that the folder has no checkpoint, or none that is complete. Return: EX_NOINPUT. */
+/* Reports that the folder has no complete checkpoint. Return: EX_NOINPUT. */
 int checkpoint_none(const struct checkpoint_place *place);
 
 /* The path of a checkpoint in a folder, to be freed; NULL if memory is short. */

@@ -302,6 +302,8 @@ int zerod_job(struct zerod *c, struct zerod_job *out)
     return 0;
 }
 
+#undef FIELD
+
 struct zerod_position zerod_epoch(const struct zerod *c)
 {
     return (struct zerod_position){

@@ -65,7 +65,7 @@ static inline bool lines_is_below(const struct lines *lines)
     return lines->row > 0;
 }
 
-/* Emits the bars above the cursor. Call it when no text has come for a while. */
+/* Emits the bars above the cursor. Call it when the process has written nothing for a while. */
 void lines_settle(struct lines *lines);
 
 /* Ends the stream: emits all held text with the missing '\n', except blank bars. */

@@ -4,8 +4,8 @@
 /*
  * An output of zerodrun, to which it writes the lines of many processes. Each line begins with its process's prefix.
  *
- * On a terminal, prefixes have colours, and a progress bar, which its process redraws, has a row of its own until the
- * process ends the line. The rows are below all finished lines: a new finished line is written over them, and they are
+ * On a terminal, prefixes have colours. A progress bar, which a process redraws, keeps one row until the process ends
+ * the line. The rows are below all finished lines: a new finished line is written over them, and they are
  * drawn again below it. Other files and pipes get only finished lines.
  *
  * An output has two kinds of users: sources, which are the streams of processes, and zerodrun itself. Everything runs

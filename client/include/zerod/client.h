@@ -361,8 +361,8 @@ ZEROD_API double zerod_loss_scale(const struct zerod *c);
  */
 ZEROD_API int zerod_status(struct zerod *c, int timeout_ms, const char **json);
 
-/* Returns this rank's last blob that was committed with a micro-batch or step. *data is NULL if there is none, and
- * lives until zerod_close(). */
+/* Returns the last blob of this rank that a micro-batch or step has committed. *data is NULL if the rank has no blob.
+ * The blob lives until zerod_close(). */
 ZEROD_API int zerod_user_state(struct zerod *c, const void **data, size_t *len);
 
 /* Number of ranks; valid after zerod_connect(). */
