@@ -22,6 +22,7 @@ enum {
     LOG_QUEUE_BYTES = 256 << 10, /* lines that wait for a slow reader; picked, not measured */
     LOG_PATIENCE_MS = 50,        /* the longest wait for one line; no wait while the reader is behind */
     LOG_LAST_MS = 1000,          /* the longest wait for the queue when the process ends */
+    LOG_PREFIX_BYTES = 128,      /* for "zerod[JOB]: " */
 };
 
 /* A line that waits to be written; text ends with a newline. */
@@ -66,6 +67,16 @@ void log_init(const char *job, int level)
 
 /* ---- writing ------------------------------------------------------------------------------------------- */
 
+/* Return: prefix, with what stands before the text of a line on stderr: the job, or the level as systemd reads it. */
+static const char *line_prefix(char prefix[LOG_PREFIX_BYTES], int level)
+{
+    if (sink.journal)
+        snprintf(prefix, LOG_PREFIX_BYTES, "<%d>", level);
+    else
+        snprintf(prefix, LOG_PREFIX_BYTES, "zerod[%s]: ", sink.job);
+    return prefix;
+}
+
 /* Writes a text. If the reader is gone, the text is lost. */
 static void write_to_stderr(const char *text, size_t n_bytes)
 {
@@ -91,10 +102,9 @@ static void write_entry(struct log_entry *entry)
 
 static void write_dropped(uint64_t n_dropped)
 {
-    char text[256];
-    int n = snprintf(text, sizeof(text),
-                     "zerod[%s]: %" PRIu64 " lines of this log were dropped: nobody read it in time\n", sink.job,
-                     n_dropped);
+    char text[256], prefix[LOG_PREFIX_BYTES];
+    int n = snprintf(text, sizeof(text), "%s%" PRIu64 " lines of this log were dropped: nobody read it in time\n",
+                     line_prefix(prefix, LOG_WARNING), n_dropped);
 
     if (n_dropped > 0)
         write_to_stderr(text, MIN((size_t)n, sizeof(text) - 1));
@@ -201,14 +211,19 @@ static void queue_entry(struct log_entry *entry)
 
 static struct log_entry *entry_new(const struct notify_entry *from)
 {
-    int n = snprintf(NULL, 0, "zerod[%s]: %s\n", from->job, from->text);
-    struct log_entry *entry = n < 0 ? NULL : malloc(sizeof(*entry) + (size_t)n + 1);
+    char prefix[LOG_PREFIX_BYTES];
+    size_t n_bytes = strlen(line_prefix(prefix, from->level)) + strlen(from->text) + 1;
+    struct log_entry *entry = malloc(sizeof(*entry) + n_bytes + 1);
 
     if (!entry)
         return NULL;
-    *entry = (struct log_entry){.n_bytes = (size_t)n};
-    snprintf(entry->text, (size_t)n + 1, "zerod[%s]: %s\n", from->job, from->text);
-    if (sink.journal)
+    *entry = (struct log_entry){.n_bytes = n_bytes};
+    snprintf(entry->text, n_bytes + 1, "%s%s\n", prefix, from->text);
+    /*
+     * journald finds the unit of a structured entry by the sender's pid, and finds none if the sender has ended. For
+     * stderr it knows the unit beforehand. So the reason why a start is refused, a line without fields, goes there.
+     */
+    if (sink.journal && from->n_fields > 0)
         entry->journal = notify_message_new(from);
     return entry;
 }

@@ -2,9 +2,10 @@
 #pragma once
 
 /*
- * The log: lines on stderr, or structured entries in the journal when stderr is connected to it. A healthy job logs a
- * handful of lines in its life; diagnostics are logged with all their text, and with their fields as ZEROD_CODE,
- * ZEROD_PARAM, ZEROD_RANK, ZEROD_STEP, ZEROD_MICRO_BATCH, ZEROD_CLASS. The log sink is the one global of the daemon.
+ * The log: lines on stderr. A healthy job logs a handful of lines in its life. Diagnostics are logged with all their
+ * text; when stderr is connected to the journal, each of them is a structured entry with the fields ZEROD_JOB,
+ * ZEROD_CODE, ZEROD_PARAM, ZEROD_RANK, ZEROD_STEP, ZEROD_MICRO_BATCH, ZEROD_CLASS. The log sink is the one global of
+ * the daemon.
  *
  * A reader of stderr that stops reading must not stop the daemon. Between log_start() and log_stop() a thread writes. A
  * caller waits at most 50 ms for the thread, and not at all while the reader is behind. While the queue is full, lines
@@ -16,8 +17,7 @@
 
 struct notify_field;
 
-/* Sets the log up. job: a field of every entry (ZEROD_JOB), borrowed for the life of the process. level: LOG_ERR ..
- * LOG_DEBUG. */
+/* Sets the log up. job: its name, borrowed for the life of the process. level: LOG_ERR .. LOG_DEBUG. */
 void log_init(const char *job, int level);
 
 /* Starts the thread. Before log_start(), after log_stop(), and if the thread cannot be started, each caller writes its

@@ -461,7 +461,7 @@ def test_socket_in_use(systemd, job):
             assert systemd.ctl("start", unit, check=False).returncode != 0
             time.sleep(0.5)
             assert (systemd.show(unit, "ExecMainStatus"), systemd.show(unit, "NRestarts")) == (str(os.EX_UNAVAILABLE), "0")
-            assert why in [e["MESSAGE"] for e in systemd.journal("-u", unit, "_COMM=zerod")][-1]
+            assert why in [e["MESSAGE"] for e in systemd.journal("-u", unit, "SYSLOG_IDENTIFIER=zerod")][-1]
             systemd.ctl("reset-failed", unit)
     systemd.ctl("start", unit)
 
