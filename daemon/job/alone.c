@@ -58,9 +58,9 @@ static const struct parcels_ops held_parcels = {.summed = summed};
 /* Aborts the step. An open write window is forgotten first, because it has not changed the state yet. */
 static void abort_now(struct job *job, int64_t rank, struct diagnostic *reason)
 {
+    assert(job_is_undecided(job));
     if (job->phase == JOB_WINDOW)
         window_forget(job);
-    assert(job->phase == JOB_TRAINING); /* a decided step cannot be aborted */
     abort_start(job, rank, reason);
 }
 

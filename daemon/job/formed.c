@@ -228,8 +228,7 @@ static bool can_take_part(const struct job *job, const struct job_rank *rank)
         return job->work.n_inits == 0;
     if (coordinator_holds_back(job->coordinator))
         return false;
-    return (job->phase == JOB_TRAINING || (job->phase == JOB_WINDOW && !window_stores(job))) &&
-           !job->ledger.ranks[rank->rank].asked && collect_is_done(job, rank);
+    return job_is_undecided(job) && !job->ledger.ranks[rank->rank].asked && collect_is_done(job, rank);
 }
 
 void formed_settle(struct job *job, struct job_rank *rank)

@@ -16,10 +16,7 @@
 
 static bool can_stop(const struct job *job)
 {
-    if (save_is_busy(job))
-        return false;
-    return job->phase == JOB_TRAINING || job->phase == JOB_ABORTING ||
-           (job->phase == JOB_WINDOW && !window_stores(job));
+    return !save_is_busy(job) && (job->phase == JOB_ABORTING || job_is_undecided(job));
 }
 
 static bool is_said(const struct nodes_stop *stop, const struct job *job)

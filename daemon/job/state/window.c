@@ -53,6 +53,11 @@ bool window_stores(const struct job *job)
     return job->window && job->window->stores;
 }
 
+bool job_is_undecided(const struct job *job)
+{
+    return job->phase == JOB_TRAINING || (job->phase == JOB_WINDOW && !window_stores(job));
+}
+
 bool window_is_busy(const struct window *window)
 {
     return window && window->busy;
@@ -554,7 +559,7 @@ void window_end_replay(struct job *job)
     if (!job->window || !job->window->stores)
         return;
     job->window->busy = false;
-    if (job->window->forgotten) /* by an abort that the log has after the commit's begin */
+    if (job->window->forgotten) /* node 0 ended the window before this node had stored it */
         window_end(job);
 }
 

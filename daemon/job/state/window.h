@@ -54,4 +54,6 @@ void window_forget(struct job *job);
 int job_charge_copy(struct job *job, struct charge *charge);
 /* Has the coordinator ordered the commit of the window? */
 bool window_stores(const struct job *job);
+/* Is a step or a window open, of which nothing is decided? Only then can it be aborted. */
+bool job_is_undecided(const struct job *job);
 bool window_is_busy(const struct window *window); /* NULL is idle */

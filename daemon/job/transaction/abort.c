@@ -162,8 +162,7 @@ void abort_settle(struct job *job)
 
 void job_abort(struct job *job, int64_t rank, struct diagnostic *reason)
 {
-    if (job->phase != JOB_TRAINING &&
-        job->phase != JOB_WINDOW) { /* there is no step to abort, or the step is decided */
+    if (!job_is_undecided(job)) {
         diagnostic_unref(reason);
         return;
     }
@@ -177,7 +176,7 @@ void job_abort(struct job *job, int64_t rank, struct diagnostic *reason)
 void job_abort_step(struct job *job, struct job_rank *rank, const char *why)
 {
     struct diagnostic *notice = steal_ptr(rank->process.abort_notice);
-    bool open = job->phase == JOB_TRAINING || job->phase == JOB_WINDOW || job->phase == JOB_ABORTING;
+    bool open = job_is_undecided(job) || job->phase == JOB_ABORTING;
 
     if (notice) { /* the attempt was aborted already, as the rank asks */
         diagnostic_unref(notice);
