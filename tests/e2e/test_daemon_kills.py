@@ -110,11 +110,18 @@ def test_killed_while_all_are_back(build, tmp_path, node, point):
     assert time.monotonic() - began < 15 * build.patience, "it waited for limits.reattach_timeout"
 
 
-def test_killed_while_all_stop(build, tmp_path):
-    """The checkpoint is saved, but one daemon dies before it gets the message. Node 0 waits for the next daemon."""
-    plan = Plan(2, n_nodes=2, device="", only=("save_on_stop",))
-    plan.lives = [[], [Life.at("SAVE_END.heard:kill@1")]]
-    assert one_run(build, kills.References(build, tmp_path), tmp_path, plan) == 1
+@pytest.mark.parametrize("n_nodes", [2, 3])
+def test_killed_while_all_stop(build, tmp_path, n_nodes):
+    """
+    The checkpoint is saved, but one daemon dies before it gets the message. Node 0 waits for the next daemon. A third
+    node stops no earlier, because node 0's next daemon needs all nodes.
+    """
+    plan = Plan(2, n_nodes=n_nodes, device="", only=("save_on_stop",))
+    plan.lives = [[] for _ in range(n_nodes)]
+    plan.lives[-1] = [Life.at("SAVE_END.heard:kill@1")]
+    if n_nodes == 3:
+        plan.lives[-1][0].also = "neighbour"
+    assert one_run(build, kills.References(build, tmp_path), tmp_path, plan) == n_nodes - 1
 
 
 def test_killed_with_a_decided_step(build, tmp_path):

@@ -734,12 +734,14 @@ bool save_has_copy(const struct job *job)
 
 bool save_waits_for_others(const struct job *job)
 {
-    return !job->coordinator->alone && (job->save.now ? job->save.now->stage == SAVING_WAITS : job->save.wanted);
+    const struct job_save *save = &job->save;
+
+    return !job->coordinator->alone && (save->now ? save->now->stage == SAVING_WAITS : save->wanted || save->is_ordered);
 }
 
 bool save_is_busy(const struct job *job)
 {
-    return job->save.now || job->save.wanted;
+    return job->save.now || job->save.wanted || job->save.is_ordered;
 }
 
 const char *save_failure(const struct job *job)

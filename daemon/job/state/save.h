@@ -46,9 +46,9 @@ bool save_loads(const struct job *job);
 bool save_reads(const struct job *job);
 /* GPUs: does the checkpoint under way need the staging copy? */
 bool save_has_copy(const struct job *job);
-/* Several nodes: is a checkpoint wanted or under way, and has this node nothing to do for it now? */
+/* Several nodes: is a checkpoint wanted, ordered or under way, and has this node nothing to do for it now? */
 bool save_waits_for_others(const struct job *job);
-/* Is a checkpoint wanted or under way? */
+/* Is a checkpoint wanted, ordered or under way? */
 bool save_is_busy(const struct job *job);
 /* Return: why the last checkpoint failed, valid until the next event; NULL if it did not fail, or there was none. */
 const char *save_failure(const struct job *job);
