@@ -8,6 +8,7 @@
 #include "kernels/undo.h"
 
 #include <math.h>
+#include <stddef.h>
 #include <string.h>
 
 const char *optimizer_name(enum optimizer optimizer)
@@ -112,6 +113,15 @@ uint32_t update_rounding_key(uint32_t param, uint64_t t)
 {
     return rounding_mix(rounding_mix(rounding_mix((uint32_t)t) + (uint32_t)(t >> 32)) + param);
 }
+
+bool update_scalars_equal(const struct update_scalars *a, const struct update_scalars *b)
+{
+    /* All floats come first, without gaps. memcmp(), because -0 is not 0 here. */
+    return memcmp(a, b, offsetof(struct update_scalars, l2)) == 0 && a->l2 == b->l2 && a->momentum == b->momentum &&
+           a->first_step == b->first_step && a->nesterov == b->nesterov && a->rounding_key == b->rounding_key;
+}
+
+_Static_assert(offsetof(struct update_scalars, l2) == 13 * sizeof(float), "compared by update_scalars_equal()");
 
 void update_scalars_compute(enum optimizer optimizer, const struct hyper *hyper, double s, uint64_t t,
                             struct update_scalars *out)

@@ -142,6 +142,9 @@ ELEMENT_FN uint32_t rounding_mix(uint32_t x)
  * update_scalars_compute(). */
 uint32_t update_rounding_key(uint32_t param, uint64_t t);
 
+/* Are all scalars equal, to the bit? */
+bool update_scalars_equal(const struct update_scalars *a, const struct update_scalars *b);
+
 /* s: as in numerics.md, section 3. t: the parameter's step count after this step, from 1. */
 void update_scalars_compute(enum optimizer optimizer, const struct hyper *hyper, double s, uint64_t t,
                             struct update_scalars *out);

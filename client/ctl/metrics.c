@@ -290,6 +290,14 @@ static void put_pushes(struct writer *w)
     put_kinds(w, "result", kinds, ARRAY_SIZE(kinds));
 }
 
+static void put_early_updates(struct writer *w)
+{
+    static const struct kind kinds[] = {{"counters.n_early_updates", "accepted"},
+                                        {"counters.n_early_updates_dropped", "dropped"}};
+
+    put_kinds(w, "result", kinds, ARRAY_SIZE(kinds));
+}
+
 /* Prints a value of each parameter group. */
 static void put_groups(struct writer *w)
 {
@@ -541,6 +549,7 @@ static const struct family families[] = {
     {"zerod_memory_limit_bytes", false, "bytes", "limits.memory of the configuration.", put_if_any, "limit_bytes"},
 
     {"zerod_pushes", true, NULL, "Gradients that ranks have pushed, by what became of them.", put_pushes},
+    {"zerod_early_updates", true, NULL, "Chunks that were updated before the step was decided.", put_early_updates},
     {"zerod_overflow_slots", true, NULL, "Slots granted beyond a rank's ring.", put_value, "counters.n_overflow_slots"},
     {"zerod_reattaches", true, NULL, "Ranks that attached again.", put_value, "counters.n_reattaches"},
     {"zerod_refused", true, NULL, "Refusals by code.", put_refused, "n"},

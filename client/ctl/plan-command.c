@@ -385,8 +385,8 @@ static int plan_compute(struct plan *plan)
 }
 
 /*
- * Chooses the large buckets and rings of a job whose models are on GPUs. The daemon makes them smaller if memory is
- * short.
+ * Chooses the large buckets and rings of a job whose models are on GPUs, and the spare places of its speculative
+ * update. The daemon makes them smaller, or does without, if memory is short.
  */
 static int choose_gpu_room(const struct plan_request *request, struct config *config)
 {
@@ -397,6 +397,7 @@ static int choose_gpu_room(const struct plan_request *request, struct config *co
         return -EX_USAGE;
     }
     config_choose_gpu_room(config, CONFIG_GPU_ROOM_MICRO_BATCH);
+    config->zero.speculates = config->zero.speculative_update != CONFIG_SPECULATE_NOT && config_can_speculate(config);
     return 0;
 }
 

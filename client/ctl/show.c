@@ -169,6 +169,8 @@ static void show_counters(FILE *file, struct json_object *o)
         {"n_overflow_slots", "overflow slots"},
         {"n_reattaches", "reattached"},
         {"n_warnings", "warnings"},
+        {"n_early_updates", "chunks updated early"},
+        {"n_early_updates_dropped", "early updates dropped"},
     };
     struct json_object *counters = get(o, "counters"), *refused = get(o, "refused"), *code;
     size_t i;

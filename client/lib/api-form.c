@@ -152,6 +152,7 @@ static int apply_formed(struct zerod *c, const struct reply_formed *formed)
     c->last = formed->position;
     c->ring_bytes = formed->ring_bytes;
     c->call.loss_scale = formed->loss_scale;
+    c->speculates = formed->speculates;
     c->gathered = calloc(c->layout->n_params, sizeof(*c->gathered));
     if (!c->gathered)
         return call_fatal(&c->call, -ENOMEM, "out of memory");

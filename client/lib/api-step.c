@@ -89,6 +89,22 @@ static struct request_step step_request(const struct zerod *c, const struct zero
     return request;
 }
 
+int zerod_expect(struct zerod *c, const struct zerod_hyper *groups, unsigned n_groups)
+{
+    int r = handle_check_formed(c);
+
+    if (r != 0 || !c->speculates)
+        return r != 0 ? r : 1;
+    if (n_groups != c->layout->n_groups)
+        return call_fail(&c->call, -EINVAL, "zerod_expect: n_groups is %u, but %u parameter groups were declared",
+                         n_groups, c->layout->n_groups);
+    if (!c->expected)
+        c->expected = calloc(n_groups, sizeof(*c->expected));
+    for (unsigned g = 0; c->expected && g < n_groups; g++)
+        c->expected[g] = wire_hyper(&groups[g]);
+    return 0; /* without memory, the daemon expects the settings of the last step */
+}
+
 int zerod_step(struct zerod *c, const struct zerod_step_args *args, struct zerod_step_result *result)
 {
     struct wire_hyper groups[WIRE_MAX_GROUPS];

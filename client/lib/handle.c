@@ -247,6 +247,7 @@ void zerod_close(struct zerod *c)
     layout_free(c->layout);
     manifest_deinit(&c->manifest);
     free(c->inits);
+    free(c->expected);
     free(c->gathered);
     free(c->blob);
     free(c->status);

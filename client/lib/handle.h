@@ -110,7 +110,9 @@ struct zerod {
     size_t n_device_scratch_bytes;
 
     /* Micro-batches. */
-    bool open; /* a micro-batch is open */
+    bool speculates;             /* from Formed */
+    struct wire_hyper *expected; /* zerod_expect(); sent with the next begin of a micro-batch; NULL: nothing to send */
+    bool open;                   /* a micro-batch is open */
     uint32_t ordinal;
     uint64_t sequence;
     uint16_t *n_pushed; /* pushes per parameter in the open micro-batch */

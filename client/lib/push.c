@@ -88,8 +88,11 @@ int zerod_begin_backward(struct zerod *c, const struct zerod_backward *info)
                                         .attempt = c->position.attempt,
                                         .n_forwards = info ? info->n_forwards : 0,
                                         .n_backwards = info ? info->n_backwards : 0,
+                                        .groups = c->expected,
+                                        .n_groups = c->expected ? c->layout->n_groups : 0,
                                     },
                             });
+    free(steal_ptr(c->expected));
     return MIN(r, 0);
 }
 

@@ -13,15 +13,23 @@
 #include "core/base/recorder.h"
 #include "kernels/kernels.h"
 
+/* Posted works with items left to start. */
+struct queue {
+    struct work *head, **tail;
+};
+
+/* In the order in which workers look for items. */
+enum { FIRST, LATER, N_QUEUES };
+
 struct worker_pool {
     pthread_mutex_t lock;
     pthread_cond_t work_posted;
     pthread_cond_t work_done;
-    struct work *head, **tail;      /* posted, with items left to start */
+    struct queue queues[N_QUEUES];
     struct work *done, **done_tail; /* finished, to be reaped */
     uint64_t n_items_done;
     _Atomic(uint64_t) n_raised; /* the counter of worker_progress() */
-    unsigned n_under_way; /* posted and not yet in the done list */
+    unsigned n_under_way;       /* posted and not yet in the done list */
     bool stop;
     bool bad_float_env;
     void (*notify)(void *userdata);
@@ -49,19 +57,26 @@ static void pool_finish(struct worker_pool *pool, struct work *work)
     pthread_cond_broadcast(&pool->work_done);
 }
 
-/* Takes the next item of the first work. The caller holds the lock. Return: the work, or NULL. */
-static struct work *pool_take(struct worker_pool *pool, uint32_t *item)
+/* The caller holds the lock. Return: the first queue with items, or NULL. */
+static struct queue *find_queue(struct worker_pool *pool)
 {
-    struct work *work = pool->head;
+    for (unsigned i = 0; i < N_QUEUES; i++)
+        if (pool->queues[i].head)
+            return &pool->queues[i];
+    return NULL;
+}
 
-    if (!work)
-        return NULL;
+/* Takes the next item of the queue's first work. The caller holds the lock. Return: the work. */
+static struct work *take_item(struct queue *queue, uint32_t *item)
+{
+    struct work *work = queue->head;
+
     assert(work->n_started < work->n_items);
     *item = work->n_started++;
     if (work->n_started == work->n_items) {
-        pool->head = work->next;
-        if (!pool->head)
-            pool->tail = &pool->head;
+        queue->head = work->next;
+        if (!queue->head)
+            queue->tail = &queue->head;
     }
     return work;
 }
@@ -69,18 +84,19 @@ static struct work *pool_take(struct worker_pool *pool, uint32_t *item)
 static void pool_work(struct worker_pool *pool)
 {
     struct work *work, *last = NULL;
+    struct queue *queue = NULL;
     uint32_t item;
     bool finished;
 
     pthread_mutex_lock(&pool->lock);
     for (;;) {
-        while (!pool->stop && !pool->head) {
+        while (!pool->stop && !(queue = find_queue(pool))) {
             recorder_rest();
             pthread_cond_wait(&pool->work_posted, &pool->lock);
         }
         if (pool->stop)
             break;
-        work = pool_take(pool, &item);
+        work = take_item(queue, &item);
         if (work != last)
             recorder_rest();
         last = work;
@@ -148,7 +164,8 @@ int worker_pool_new(struct worker_pool **out, unsigned n_threads, void (*notify)
     pthread_mutex_init(&pool->lock, NULL);
     pthread_cond_init(&pool->work_posted, NULL);
     pthread_cond_init(&pool->work_done, NULL);
-    pool->tail = &pool->head;
+    for (unsigned i = 0; i < N_QUEUES; i++)
+        pool->queues[i].tail = &pool->queues[i].head;
     pool->done_tail = &pool->done;
     pool->notify = notify;
     pool->userdata = userdata;
@@ -188,7 +205,7 @@ void worker_pool_free(struct worker_pool *pool)
     free(pool);
 }
 
-void worker_post(struct worker_pool *pool, struct work *work)
+static void post(struct worker_pool *pool, struct work *work, struct queue *queue)
 {
     assert(work->done);
     assert(work->run || work->n_items == 0);
@@ -204,10 +221,20 @@ void worker_post(struct worker_pool *pool, struct work *work)
         pool->notify(pool->userdata);
         return;
     }
-    *pool->tail = work;
-    pool->tail = &work->next;
+    *queue->tail = work;
+    queue->tail = &work->next;
     pthread_cond_broadcast(&pool->work_posted);
     pthread_mutex_unlock(&pool->lock);
+}
+
+void worker_post(struct worker_pool *pool, struct work *work)
+{
+    post(pool, work, &pool->queues[FIRST]);
+}
+
+void worker_post_later(struct worker_pool *pool, struct work *work)
+{
+    post(pool, work, &pool->queues[LATER]);
 }
 
 unsigned worker_pool_reap(struct worker_pool *pool)

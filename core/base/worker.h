@@ -7,8 +7,8 @@
  * A work is n_items calls of run(work, item), in any order, on any threads. When all have returned, the pool puts the
  * work into its done list, and a worker calls notify(), once or more. The owner of the pool, the loop, then calls
  * worker_pool_reap(), which calls done(work) for each finished work on the loop's thread. A work is embedded in the
- * struct that it works on, and must stay alive until done(). Works start in the order of posting; several may be under
- * way.
+ * struct that it works on, and must stay alive until done(). Works start in the order of posting, except those of
+ * worker_post_later(); several may be under way.
  */
 
 #include <stdatomic.h>
@@ -37,6 +37,8 @@ int worker_pool_new(struct worker_pool **out, unsigned n_threads, void (*notify)
 void worker_pool_free(struct worker_pool *pool);
 
 void worker_post(struct worker_pool *pool, struct work *work);
+/* As worker_post(), but an item starts only when no work of worker_post() has items to start. */
+void worker_post_later(struct worker_pool *pool, struct work *work);
 
 /* Calls done() for each finished work. Return: their number. */
 unsigned worker_pool_reap(struct worker_pool *pool);

@@ -49,6 +49,8 @@ struct plan_options budget_options(const struct config *config, const struct lay
         .n_local_ranks = ranks.n_local,
         .on_devices = on_devices,
         .offloaded = offloaded,
+        .speculates = config->zero.speculates,
+        .chunk_bytes = config->zero.speculates ? SPECULATION_CHUNK_BYTES : 0,
         .ring_holds_all = budget_ring_holds_all(config, layout, ranks.n_local),
         .staging_bytes = exchange_plan_bytes(config, layout) + (on_devices ? device_staging : 0),
         .stage3_max_live_elems = config->zero.stage3_max_live_parameters,

@@ -160,6 +160,23 @@ static uint64_t state_bytes(const struct layout *layout, const struct plan_optio
     return pages(sum);
 }
 
+/* Return: the bytes of the spare places of all chunks (daemon/memory/state.c). */
+static uint64_t spare_bytes(const struct layout *layout, const struct plan_options *options)
+{
+    uint64_t sum = 0;
+
+    for (uint32_t b = 0; options->speculates && b < layout->n_buckets; b++) {
+        uint64_t n_elems = owned_elems(layout, options, b);
+        bool is_fp32 = layout->buckets[b].dtype == DTYPE_F32;
+
+        if (layout_is_muon(layout, b))
+            continue;
+        sum = add(sum, is_fp32 ? mul(n_elems, sizeof(float)) : add(master_bytes(layout, options, b), mul(n_elems, 2)));
+        sum = add(sum, mul(moment_bytes(layout, options, b), options->n_moments));
+    }
+    return pages(sum);
+}
+
 /* Return: the bytes that engines keep to undo orders, as in device_undo_places() of core/wire. */
 static uint64_t undo_bytes(const struct layout *layout, const struct plan_options *options)
 {
@@ -289,7 +306,7 @@ void plan_bytes_by_class(const struct layout *layout, const struct plan_options 
     assert(options->first_local_rank + n_local <= layout->world_size);
 
     *out = (struct plan_bytes){
-        .state = state_bytes(layout, options),
+        .state = add(state_bytes(layout, options), spare_bytes(layout, options)),
         .gradient = gradient_bytes(layout, options),
         .ring =
             mul(n_local, options->on_devices ? plan_device_ring_bytes(layout, options->overlap_comm)

@@ -18,6 +18,7 @@ enum {
     RING_SLOT_BYTES = 64,
     RING_EXTENT_BYTES = 24,
     STEP_REDUCTION_BYTES = 904,
+    SPECULATION_CHUNK_BYTES = 88, /* what speculation keeps of each chunk */
 
     OFFLOAD_SLOTS = 3,               /* one slot receives, one is updated, one receives next */
     DEVICES_BOUNCE_BYTES = 16 << 20, /* picked: small for any GPU, large for a system call */

@@ -98,3 +98,8 @@ void config_choose_gpu_room(struct config *config, enum config_gpu_room room)
     if (config_chooses_bucket(config))
         config->zero.reduce_bucket_size = config_usual_bucket_elems(config);
 }
+
+bool config_can_speculate(const struct config *config)
+{
+    return config->device == CONFIG_DEVICE_CPU && config->world.nodes.n_items <= 1 && config_stage(config) <= 2;
+}

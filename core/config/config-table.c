@@ -64,6 +64,8 @@ static const struct config_choice collectives[] = {
     {"local", CONFIG_COLLECTIVE_LOCAL}, {"gloo", CONFIG_COLLECTIVE_GLOO}, {"nccl", CONFIG_COLLECTIVE_NCCL}, {}};
 static const struct config_choice stage3_on_one_node[] = {
     {"mapped", CONFIG_STAGE3_MAPPED}, {"gathered", CONFIG_STAGE3_GATHERED}, {}};
+static const struct config_choice speculates[] = {
+    {"auto", CONFIG_SPECULATE_AUTO}, {"true", CONFIG_SPECULATE}, {"false", CONFIG_SPECULATE_NOT}, {}};
 static const struct config_choice optim_bits[] = {{"32", 32}, {"8", 8}, {}};
 static const struct config_choice master_weight_bits[] = {{"32", 32}, {"24", 24}, {}};
 static const struct config_choice offloads[] = {{"none", CONFIG_OFFLOAD_NONE},
@@ -192,6 +194,11 @@ static const struct config_key table[] = {
         "Stage 3 where one node's memory has all weights. mapped: they are read where they lie, as in stage 2. "
         "gathered: only what a rank has gathered can be read, as with several nodes.",
         .def = "mapped", .choices = stage3_on_one_node),
+    KEY("zero_optimization.speculative_update", CHOICE, zero.speculative_update,
+        "The update begins in the backward, into spare memory as large as the state, and counts only if the step is "
+        "decided as expected; the numbers are the same. One node, host memory, stages 1 and 2. auto: if the models are "
+        "on GPUs and the memory is there.",
+        .def = "auto", .choices = speculates),
     SECTION("zero_optimization.offload_optimizer", "Where the optimizer state lives when the device is a GPU."),
     KEY("zero_optimization.offload_optimizer.device", CHOICE, zero.offload_optimizer,
         "cpu: in host memory; none: on the device. With device: cpu both are host memory.", DEEPSPEED, .def = "none",

@@ -50,6 +50,7 @@ enum config_gpu_room {
     CONFIG_GPU_ROOM_BUCKETS,     /* large buckets, and a ring for several of them */
     CONFIG_GPU_ROOM_MICRO_BATCH, /* large buckets, and a ring for all gradients of a micro-batch */
 };
+enum config_speculate { CONFIG_SPECULATE_NOT, CONFIG_SPECULATE, CONFIG_SPECULATE_AUTO };
 enum config_allreduce_op { CONFIG_ALLREDUCE_MEAN, CONFIG_ALLREDUCE_SUM };
 enum config_weights { CONFIG_WEIGHTS_SHARED, CONFIG_WEIGHTS_PRIVATE };
 enum config_save_on_stop { CONFIG_SAVE_NOT, CONFIG_SAVE_ON_STOP, CONFIG_SAVE_AUTO /* replaced on reading */ };
@@ -96,7 +97,9 @@ struct config_zero {
     uint64_t stage3_max_live_parameters; /* elements, per rank */
     enum config_stage3 stage3_on_one_node;
     enum config_offload offload_optimizer;
+    enum config_speculate speculative_update;
     enum config_gpu_room gpu_room; /* chosen by the job's ranks, not by the file */
+    bool speculates;               /* chunks have spare places; chosen when the job is formed */
 };
 
 struct config_optimizer {
@@ -286,6 +289,8 @@ const char *config_optimizer_name(const struct config_optimizer *optimizer);
  * momentum is for SGD only. Return: true if the optimizer is set; false if nothing has changed.
  */
 bool config_choose_optimizer(struct config *config, const char *name, double momentum);
+/* Can the job update chunks before the step is decided (zero_optimization.speculative_update)? */
+bool config_can_speculate(const struct config *config);
 /* Sets the room in the rings that the job's ranks need. Also sets reduce_bucket_size if zerod chooses that. */
 void config_choose_gpu_room(struct config *config, enum config_gpu_room room);
 /* Return: bits of enum config_configured for the settings that the file has. */

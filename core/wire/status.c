@@ -364,6 +364,8 @@ static struct json_object *counters_object(struct json *j, const struct status_c
     json_put_u64(j, o, "n_reattaches", c->n_reattaches);
     json_put_u64(j, o, "n_overflow_slots", c->n_overflow_slots);
     json_put_u64(j, o, "n_warnings", c->n_warnings);
+    json_put_u64(j, o, "n_early_updates", c->n_early_updates);
+    json_put_u64(j, o, "n_early_updates_dropped", c->n_early_updates_dropped);
     return o;
 }
 

@@ -71,6 +71,8 @@ struct status_counters {
     uint64_t n_reattaches;
     uint64_t n_overflow_slots; /* overflow slots that were granted */
     uint64_t n_warnings;
+    uint64_t n_early_updates;         /* chunks that were updated before the decision, and accepted */
+    uint64_t n_early_updates_dropped; /* chunks that were updated before the decision in vain */
 };
 
 /* A node of a job that runs on several. */

@@ -56,6 +56,7 @@ struct reply_formed {
     size_t n_gpu_bytes;
     uint64_t first_point;
     uint64_t bucket_elems; /* 0: the size is that of Welcome */
+    bool speculates;
 };
 
 struct reply_done {

@@ -60,6 +60,8 @@ struct request_begin_backward {
     uint32_t attempt;
     uint64_t n_forwards;
     uint64_t n_backwards;
+    const struct wire_hyper *groups;
+    size_t n_groups;
 };
 
 struct request_intern {

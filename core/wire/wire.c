@@ -201,9 +201,13 @@ static const struct wire_rule init_rules[] = {
 };
 
 static const struct wire_rule begin_backward_rules[] = {
-    U64(BeginBackward, request_begin_backward, step),        U32(BeginBackward, request_begin_backward, micro_batch),
-    U32(BeginBackward, request_begin_backward, attempt),     U64(BeginBackward, request_begin_backward, n_forwards),
+    U64(BeginBackward, request_begin_backward, step),
+    U32(BeginBackward, request_begin_backward, micro_batch),
+    U32(BeginBackward, request_begin_backward, attempt),
+    U64(BeginBackward, request_begin_backward, n_forwards),
     U64(BeginBackward, request_begin_backward, n_backwards),
+    MESSAGES(BeginBackward, request_begin_backward, groups, n_groups, .table = &wire_hyper_table,
+             .max_count = WIRE_MAX_GROUPS),
 };
 
 static const struct wire_rule intern_rules[] = {
@@ -489,6 +493,7 @@ static const struct wire_rule formed_rules[] = {
     BYTES(Formed, reply_formed, gpu, n_gpu_bytes, .max = WIRE_GPU_BYTES),
     U64(Formed, reply_formed, first_point),
     U64(Formed, reply_formed, bucket_elems),
+    BOOL(Formed, reply_formed, speculates),
 };
 
 static bool formed_check(const void *ours, struct wire_problem *problem)

@@ -239,8 +239,8 @@ static bool check_once(char *why, size_t why_size)
 /* Checks that this version knows all kept segments. Return: false, and a sentence, if it does not. */
 static bool check_known(char *why, size_t why_size)
 {
-    static const char *const known[] = {"journal", "state",  "gradient", "weights",  "counts",
-                                        "pool",    "window", "rewrite",  "spreading"};
+    static const char *const known[] = {"journal", "state",  "gradient", "weights",   "counts",
+                                        "pool",    "window", "rewrite",  "spreading", "spare"};
     for (size_t i = 0; keep_passed(i); i++) {
         const char *name = keep_passed(i)->name;
         bool is_known = is_of_family(name);

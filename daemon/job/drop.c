@@ -156,8 +156,11 @@ void drop_now(struct job *job)
     layout_free(job->layout);
     free(job->work.parcels);
     free(job->decision.hypers);
+    free(job->speculation.hypers);
+    job->speculation = (struct job_speculation){0};
     free(job->decision.learnt);
     config_choose_gpu_room(&job->run.chosen, CONFIG_GPU_ROOM_NONE); /* until the next job is formed */
+    job->run.chosen.zero.speculates = false;
     job->abort.said_attempt = 0;
     job->abort.next = false;
     job->window = NULL;

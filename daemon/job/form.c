@@ -38,6 +38,7 @@
 #include "daemon/job/model/rank.h"
 #include "daemon/job/model/survival.h"
 #include "daemon/job/state/resume.h"
+#include "daemon/job/transaction/speculate.h"
 #include "daemon/job/transaction/collect.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/memory/quota.h"
@@ -272,15 +273,21 @@ static int lay_out(void *userdata)
     return refuse_with(userdata, fix ? cause_declare(&at, what, fix) : NULL);
 }
 
+static void plan_memory(struct job *job)
+{
+    struct budget_ranks ranks = {.first_local = job->world.first, .n_local = job_n_local(job)};
+    struct plan_options options = budget_options(job->config, job->layout, ranks, job->layout->n_parcels);
+
+    plan_bytes_by_class(job->layout, &options, &job->memory.planned);
+}
+
 static int admit_job(void *userdata)
 {
     struct job *job = userdata;
-    struct plan_options options = budget_options(
-        job->config, job->layout, (struct budget_ranks){.first_local = job->world.first, .n_local = job_n_local(job)},
-        job->layout->n_parcels);
 
-    plan_bytes_by_class(job->layout, &options, &job->memory.planned);
     gpu_room_log(job);
+    speculate_choose(job);
+    plan_memory(job);
     return refuse_with(job, admit_memory(job, &job->memory.planned));
 }
 
@@ -317,8 +324,9 @@ static int make_tables(void *userdata)
     assert(!job->work.parcels && !job->decision.hypers && !job->decision.learnt);
     job->work.parcels = calloc(job->layout->n_parcels + 1, sizeof(*job->work.parcels));
     job->decision.hypers = calloc(job->layout->n_groups, sizeof(*job->decision.hypers));
+    job->speculation.hypers = calloc(job->layout->n_groups, sizeof(*job->speculation.hypers));
     job->decision.learnt = calloc(job->layout->n_params, 1);
-    if (!job->work.parcels || !job->decision.hypers || !job->decision.learnt)
+    if (!job->work.parcels || !job->decision.hypers || !job->speculation.hypers || !job->decision.learnt)
         return -ENOMEM;
     job->work.summing = collect_summing(job);
     r = missing_init(job);
@@ -533,7 +541,6 @@ static void reserve_again(struct job *job)
 int form_again(struct job *job, const struct manifest *manifest, char *why, size_t why_size)
 {
     struct job_rank *first = &job->ranks[job->world.first];
-    struct plan_options options;
     const char *fix;
     int r;
 
@@ -547,10 +554,7 @@ int form_again(struct job *job, const struct manifest *manifest, char *why, size
     manifest_deinit(&first->process.manifest);
     if (fix)
         return -EINVAL;
-    options = budget_options(job->config, job->layout,
-                             (struct budget_ranks){.first_local = job->world.first, .n_local = job_n_local(job)},
-                             job->layout->n_parcels);
-    plan_bytes_by_class(job->layout, &options, &job->memory.planned);
+    plan_memory(job);
     (void)quota_charge(&job->memory.quota, &job->memory.charge, job->memory.planned.needed); /* the memory exists */
     r = make_executor(job);
     if (r >= 0) {

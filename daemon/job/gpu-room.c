@@ -46,11 +46,7 @@ static uint64_t needed_with(const struct job *job, enum config_gpu_room room)
     return bytes.needed;
 }
 
-/*
- * Does the job fit? It may use limits.memory completely. Of the machine's memory, as much as the room takes must
- * stay free, because the ranks need memory, too.
- */
-static bool fits(const struct job *job, uint64_t needed, uint64_t without)
+bool gpu_room_fits(const struct job *job, uint64_t needed, uint64_t without)
 {
     const struct quota *quota = &job->memory.quota;
     uint64_t more = needed > without ? needed - without : 0;
@@ -74,7 +70,7 @@ enum config_gpu_room gpu_room_wanted(struct job *job)
     without = needed_with(job, CONFIG_GPU_ROOM_NONE);
     if (without == 0) /* forming will refuse the job, and give the reason */
         return CONFIG_GPU_ROOM_NONE;
-    while (room > CONFIG_GPU_ROOM_NONE && !fits(job, needed_with(job, room), without))
+    while (room > CONFIG_GPU_ROOM_NONE && !gpu_room_fits(job, needed_with(job, room), without))
         room--;
     job->forming.gpu_room = room;
     return room;

@@ -8,6 +8,9 @@
  * run.
  */
 
+#include <stdbool.h>
+#include <stdint.h>
+
 #include "core/config/config.h"
 
 struct job;
@@ -17,6 +20,12 @@ struct job;
  * parameters.
  */
 enum config_gpu_room gpu_room_wanted(struct job *job);
+
+/*
+ * Does a job fit that needs so many bytes? without: the bytes without what is asked for. The job may use limits.memory
+ * completely. Of the machine's memory, as much as is asked for must stay free, because the ranks need memory, too.
+ */
+bool gpu_room_fits(const struct job *job, uint64_t needed, uint64_t without);
 
 /* Logs the room that the job has, if a rank of this node has its model on a GPU. */
 void gpu_room_log(const struct job *job);

@@ -52,6 +52,8 @@ static void describe_config(const struct job *job, struct strbuf *out)
     strbuf_add(out, "optimizer.params.master_weight_bits %u\n", config->optimizer.master_weight_bits);
     if (config->zero.gpu_room != CONFIG_GPU_ROOM_NONE) /* else an earlier version may adopt the run */
         strbuf_add(out, "room for gradients of GPUs %d\n", (int)config->zero.gpu_room);
+    if (config->zero.speculates)
+        strbuf_add(out, "speculative update\n");
 }
 
 /*
@@ -126,6 +128,12 @@ static void choose_gpu_room_again(struct job *job, const char *text)
         job->run.chosen.zero.gpu_room = (enum config_gpu_room)room;
 }
 
+/* A run with spare places keeps them, because values of its state may be in them. */
+static void choose_speculation_again(struct job *job, const char *text)
+{
+    job->run.chosen.zero.speculates = strstr(text, "\nspeculative update\n") != NULL;
+}
+
 /* An earlier version gathered weights in stage 3 on one node, too. A run of that version continues to gather. */
 static void choose_stage3_again(struct job *job, const char *text)
 {
@@ -147,6 +155,7 @@ static int compare_config(struct job *job, const struct journal_record *record, 
         choose_bucket_again(job, theirs.data);
         choose_gpu_room_again(job, theirs.data);
         choose_stage3_again(job, theirs.data);
+        choose_speculation_again(job, theirs.data);
         describe_config(job, &ours);
     }
     if (ours.data)

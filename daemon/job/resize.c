@@ -212,6 +212,7 @@ static void use(struct job *job, struct resized *new, unsigned n_ranks)
     job->stats.times.slowest_rank = UINT_MAX; /* the slowest rank was one of the old ranks */
     job->rank_norm = (struct job_rank_norm){0};
     job->slow = (struct job_slow){0};
+    job->speculation = (struct job_speculation){.hypers = job->speculation.hypers};
     job->stats.counters.batch_bytes = job->stats.counters.batch_reduced_bytes = 0;
     job_turn(job, TURN_TRAINING);
     job_todo(job);

@@ -167,37 +167,18 @@ static struct entry *entry_of(const struct snapshot *s, uint32_t chunk, enum sna
     return &s->entries[(size_t)chunk * SNAPSHOT_N_ARRAYS + array];
 }
 
-/* Return: the array, or NULL if the chunk does not have it. */
-static uint8_t *master_of(const struct snapshot *s, const struct layout_chunk *chunk, enum snapshot_array array)
-{
-    const struct layout_param *p = &s->state->layout->params[chunk->param];
-    const uint64_t elem = p->offset_elems + chunk->start_elem;
-
-    if (state_is_master24(s->state, p->bucket)) {
-        struct master24 masters = state_master24(s->state, p->bucket, elem);
-
-        if (array == SNAPSHOT_MASTER)
-            return NULL;
-        return array == SNAPSHOT_WEIGHTS ? (uint8_t *)masters.weights : (uint8_t *)masters.lower;
-    }
-    if (array == SNAPSHOT_MASTER)
-        return (uint8_t *)state_master(s->state, p->bucket, elem);
-    if (array == SNAPSHOT_LOWER || p->dtype == DTYPE_F32 || s->state->stage == 3)
-        return NULL;
-    return state_weights(s->state, chunk->param, chunk->start_elem);
-}
-
 /* Return: the array, or NULL if the chunk does not have it, or another node owns the chunk. */
 static uint8_t *array_of(const struct snapshot *s, uint32_t id, enum snapshot_array array)
 {
-    const struct layout_chunk *chunk = &s->state->layout->chunks[id];
-    const struct layout_param *p = &s->state->layout->params[chunk->param];
+    struct state_place place;
 
-    if (!state_owns(s->state, chunk->rank))
+    if (!state_owns(s->state, s->state->layout->chunks[id].rank))
         return NULL;
-    if (array != SNAPSHOT_EXP_AVG && array != SNAPSHOT_EXP_AVG_SQ)
-        return master_of(s, chunk, array);
-    return (uint8_t *)state_values(s->state, (enum state_kind)array, p->bucket, p->offset_elems + chunk->start_elem);
+    place = state_place(s->state, id);
+    if (array == SNAPSHOT_WEIGHTS)
+        return place.weights;
+    return array == SNAPSHOT_LOWER ? (uint8_t *)place.lower
+                                   : (uint8_t *)state_place_values(&place, (enum state_kind)array);
 }
 
 static size_t chunk_array_bytes(const struct snapshot *s, uint32_t id, enum snapshot_array array)

@@ -122,12 +122,12 @@ static const float *values_of(const struct state_edits *edits, uint32_t param, e
     return (const float *)(edits->segment.map + state_edits_place(edits, param, kind).offset_bytes);
 }
 
-static void store_moment(const struct state_edits *edits, const struct layout_chunk *chunk, enum state_kind kind)
+static void store_moment(const struct state_edits *edits, uint32_t id, enum state_kind kind)
 {
-    const struct layout_param *param = &edits->state->layout->params[chunk->param];
-    uint64_t elem = param->offset_elems + chunk->start_elem;
+    const struct layout_chunk *chunk = &edits->state->layout->chunks[id];
+    struct state_place place = state_place(edits->state, id);
 
-    edits->kernels->convert_from_f32(state_values(edits->state, kind, param->bucket, elem),
+    edits->kernels->convert_from_f32(state_place_values(&place, kind),
                                      values_of(edits, chunk->param, kind) + chunk->start_elem,
                                      state_dtype(edits->state, kind), chunk->n_elems);
 }
@@ -141,13 +141,13 @@ static void store_chunk(struct work *work, uint32_t item)
         return;
     (void)failpoint("rewrite");
     if (state_edits_is_marked(edits, chunk->param, STATE_MASTER))
-        weights_store_masters(edits->state, edits->kernels, chunk,
+        weights_store_masters(edits->state, edits->kernels, item,
                               values_of(edits, chunk->param, STATE_MASTER) + chunk->start_elem);
     if (!state_owns(edits->state, chunk->rank))
         return;
     for (enum state_kind kind = STATE_EXP_AVG; kind < STATE_N_KINDS; kind++)
         if (state_edits_is_marked(edits, chunk->param, kind))
-            store_moment(edits, chunk, kind);
+            store_moment(edits, item, kind);
 }
 
 void state_edits_store_counts(const struct state_edits *edits)

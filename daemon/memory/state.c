@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "core/base/base.h"
+#include "daemon/memory/spare.h"
 
 struct placement {
     uint64_t master, weights, lower, exp_avg, exp_avg_sq; /* offsets in the state segment; UINT64_MAX: absent */
@@ -45,6 +46,10 @@ static void find_owned(struct state *state)
 
         bucket->owned_elems =
             layout_owned_elems(state->layout, b, state->first_rank, state->n_ranks, &bucket->owned_start);
+        if (state->spares) {
+            state->spares[b].owned_start = bucket->owned_start;
+            state->spares[b].owned_elems = bucket->owned_elems;
+        }
     }
 }
 
@@ -111,6 +116,46 @@ static void set_pointers(struct state *state, const struct placement *places)
     }
 }
 
+/* Plans one bucket's arrays in the spare segment, and adds their bytes to *end. */
+static void plan_spares(const struct state_options *options, const struct placement *first, uint32_t b,
+                        struct placement *spare, uint64_t *end)
+{
+    uint64_t n_elems = layout_room_elems(options->layout, b, options->first_rank, options->n_ranks);
+    bool wanted = !layout_is_muon(options->layout, b), master24 = first->lower != UINT64_MAX;
+
+    spare->master = reserve_array(end, n_elems, DTYPE_F32, wanted && !master24);
+    spare->lower = wanted && master24 ? reserve_bytes(end, n_elems) : UINT64_MAX;
+    spare->exp_avg = reserve_array(end, n_elems, options->moments.type.dtype, wanted && first->exp_avg != UINT64_MAX);
+    spare->exp_avg_sq = reserve_array(end, n_elems, moments_dtype_of_square(options->moments.type),
+                                      wanted && first->exp_avg_sq != UINT64_MAX);
+    spare->weights = reserve_array(end, n_elems, DTYPE_BF16, wanted && options->layout->buckets[b].dtype != DTYPE_F32);
+    spare->acc = UINT64_MAX;
+}
+
+/* Makes the second places of all chunks. places: of the first places; overwritten. Return: 0 or -errno. */
+static int make_spares(struct state *state, const struct state_options *options, struct placement *places)
+{
+    uint64_t n_bytes = 0;
+    int r;
+
+    assert(state->stage != 3 && state->n_ranks == state->layout->world_size && !state->staging_copy);
+    for (uint32_t b = 0; b < state->layout->n_buckets; b++)
+        plan_spares(options, &places[b], b, &places[b], &n_bytes);
+    state->spares = calloc(state->layout->n_buckets + 1, sizeof(*state->spares));
+    r = state->spares ? segment_init_kept(&state->spare, "spare", n_bytes) : -ENOMEM;
+    for (uint32_t b = 0; r == 0 && b < state->layout->n_buckets; b++)
+        state->spares[b] = (struct state_bucket){
+            .master = at(&state->spare, places[b].master),
+            .weights = at(&state->spare, places[b].weights),
+            .lower = at(&state->spare, places[b].lower),
+            .exp_avg = at(&state->spare, places[b].exp_avg),
+            .exp_avg_sq = at(&state->spare, places[b].exp_avg_sq),
+        };
+    if (r == 0)
+        find_owned(state);
+    return r;
+}
+
 static int make_segments(struct state *state, const struct state_options *options, uint64_t state_bytes,
                          uint64_t gradient_bytes)
 {
@@ -139,7 +184,7 @@ int state_new(struct state **out, const struct state_options *options)
 
     if (!state || !places)
         goto fail;
-    state->state = state->gradient = state->weights = state->counts = SEGMENT_NULL;
+    state->state = state->gradient = state->weights = state->counts = state->spare = SEGMENT_NULL;
     state->layout = options->layout;
     state->stage = options->stage;
     state->staging_copy = options->staging_copy;
@@ -159,6 +204,10 @@ int state_new(struct state **out, const struct state_options *options)
         goto fail;
     set_pointers(state, places);
     state_use_counts(state, 0);
+    if (options->spare)
+        r = make_spares(state, options, places);
+    if (r < 0)
+        goto fail;
     *out = state;
     return 0;
 
@@ -171,11 +220,13 @@ void state_free(struct state *state)
 {
     if (!state)
         return;
+    segment_deinit(&state->spare);
     segment_deinit(&state->state);
     segment_deinit(&state->gradient);
     segment_deinit(&state->weights);
     segment_deinit(&state->counts);
     free(state->buckets);
+    free(state->spares);
     free(state->frozen_offset_bytes);
     free(state);
 }
@@ -192,6 +243,44 @@ void state_owned_elems(const struct state *state, uint32_t param, uint64_t *firs
     *end = from < to ? to - p->offset_elems : 0;
 }
 
+/* Return: the arrays of an owned chunk in these buckets. */
+static struct state_place place_in(const struct state *state, const struct state_bucket *buckets, uint32_t id)
+{
+    const struct layout_chunk *chunk = &state->layout->chunks[id];
+    const struct layout_param *param = &state->layout->params[chunk->param];
+    const struct state_bucket *bucket = &buckets[param->bucket];
+    const uint64_t elem = param->offset_elems + chunk->start_elem - bucket->owned_start;
+
+    assert(state_owns(state, chunk->rank));
+    return (struct state_place){
+        .master = bucket->master ? bucket->master + elem : NULL,
+        .lower = bucket->lower ? bucket->lower + elem : NULL,
+        .exp_avg = state_moment(bucket->exp_avg, state_dtype(state, STATE_EXP_AVG), elem),
+        .exp_avg_sq = state_moment(bucket->exp_avg_sq, state_dtype(state, STATE_EXP_AVG_SQ), elem),
+        .weights = bucket->weights ? bucket->weights + elem : NULL,
+    };
+}
+
+struct state_place state_first_place(const struct state *state, uint32_t id)
+{
+    const struct layout_chunk *chunk = &state->layout->chunks[id];
+    struct state_place place = place_in(state, state->buckets, id);
+
+    if (!place.weights && state->stage != 3 && state->layout->params[chunk->param].dtype != DTYPE_F32)
+        place.weights = state_weights(state, chunk->param, chunk->start_elem);
+    return place;
+}
+
+struct state_place state_spare_arrays(const struct state *state, uint32_t chunk)
+{
+    return place_in(state, state->spares, chunk);
+}
+
+struct state_place state_place(const struct state *state, uint32_t chunk)
+{
+    return state->turns && spare_is_turned(state, chunk) ? spare_second(state, chunk) : state_first_place(state, chunk);
+}
+
 void state_repartition(struct state *state, const struct layout *layout)
 {
     assert(state->n_ranks == state->layout->world_size && layout->weight_bytes == state->layout->weight_bytes);
@@ -199,6 +288,7 @@ void state_repartition(struct state *state, const struct layout *layout)
     assert(layout->n_buckets == state->layout->n_buckets);
     assert(layout->world_size <= LAYOUT_ROOM_RANKS); /* the segments have no room for more */
     assert(!state->snapshot);                        /* a snapshot reads the chunks of the old layout */
+    assert(!state->turns);                           /* all chunks are at home */
     state->layout = layout;
     state->n_ranks = layout->world_size;
     find_owned(state);
@@ -231,14 +321,16 @@ void state_use_counts(struct state *state, unsigned copy)
 
 uint32_t state_n_reserve_pieces(const struct state *state)
 {
-    const struct segment *segments[] = {&state->counts, &state->state, &state->gradient, &state->weights};
+    const struct segment *segments[] = {&state->counts, &state->state, &state->gradient, &state->weights,
+                                        &state->spare};
 
     return segments_n_pieces(segments, state->staging_copy ? 1 : ARRAY_SIZE(segments));
 }
 
 int state_reserve(const struct state *state, uint32_t piece)
 {
-    const struct segment *segments[] = {&state->counts, &state->state, &state->gradient, &state->weights};
+    const struct segment *segments[] = {&state->counts, &state->state, &state->gradient, &state->weights,
+                                        &state->spare};
 
     return segments_reserve(segments, state->staging_copy ? 1 : ARRAY_SIZE(segments), piece);
 }

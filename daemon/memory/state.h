@@ -59,6 +59,14 @@ struct state_bucket {
     float *acc; /* accumulated gradient at owned_start; NULL: on GPUs */
 };
 
+/* The arrays of one chunk, from its first element. */
+struct state_place {
+    float *master;              /* NULL: masters of 24 bits, which are in weights and lower */
+    int8_t *lower;              /* NULL: fp32 masters */
+    void *exp_avg, *exp_avg_sq; /* of state_dtype(); NULL: the optimizer has no such moment */
+    void *weights;              /* weights of 16 bits; NULL: fp32, or in stage 3 not a part of the masters */
+};
+
 struct snapshot;
 
 struct state {
@@ -70,6 +78,9 @@ struct state {
     struct segment state, gradient, weights, counts;
     struct state_progress progress;
     struct state_bucket *buckets;
+    struct segment spare;          /* the second places of chunks (spare.h); may be empty */
+    struct state_bucket *spares;   /* per bucket: its arrays in spare; acc is NULL, weights are not published yet */
+    _Atomic(uint64_t) *turns;      /* per chunk, for spare.h; the step's; NULL: chunks have one place */
     uint64_t *frozen_offset_bytes; /* stage 3, per frozen parameter: offset in the state segment */
 };
 
@@ -89,6 +100,7 @@ struct state_options {
     bool staging_copy; /* the state is on GPUs: only the counts get pages */
     bool no_gradient;  /* the accumulators are on GPUs, and the state is in host memory */
     bool alone;        /* no engine writes weights, so their segment is sealed */
+    bool spare;        /* each chunk has a second place, for speculative updates */
 };
 
 /* Creates the segments without pages, or opens the segments that an earlier daemon kept. Return: 0 or -errno. */
@@ -206,6 +218,20 @@ static inline float *state_acc(const struct state *state, uint32_t bucket, uint6
     const struct state_bucket *b = &state->buckets[bucket];
 
     return b->acc + (elem - b->owned_start);
+}
+
+/*
+ * Return: where the values of an owned chunk are now, and its first place. They are the same if the job has no spare
+ * places (spare.h). The other accessors of masters and moments return the first place.
+ */
+struct state_place state_place(const struct state *state, uint32_t chunk);
+struct state_place state_first_place(const struct state *state, uint32_t chunk);
+/* Return: the chunk's arrays in the segment `spare`. For spare.h. */
+struct state_place state_spare_arrays(const struct state *state, uint32_t chunk);
+/* Return: the master or moment of a place; NULL if the place does not have it. */
+static inline void *state_place_values(const struct state_place *place, enum state_kind kind)
+{
+    return kind == STATE_MASTER ? place->master : kind == STATE_EXP_AVG ? place->exp_avg : place->exp_avg_sq;
 }
 
 /*

@@ -38,29 +38,34 @@ static struct part owned_frozen(const struct state *state, uint64_t start, uint6
     return (struct part){.start = from, .n = to > from ? to - from : 0};
 }
 
-void weights_round(const struct state *state, const struct kernels *kernels, uint32_t param, uint64_t start,
-                   uint64_t n_elems, void *dst)
+static struct master24 master24_of(const struct state_place *place, uint64_t first_elem)
 {
-    const struct layout_param *p = &state->layout->params[param];
-    uint64_t elem = p->offset_elems + start;
-
-    assert(elem >= state->buckets[p->bucket].owned_start);
-    assert(start + n_elems <= p->n_elems);
-    if (state_is_master24(state, p->bucket))
-        memcpy(dst, state_master24(state, p->bucket, elem).weights, n_elems * sizeof(uint16_t));
-    else
-        kernels->convert_from_f32(dst, state_master(state, p->bucket, elem), p->dtype, n_elems);
+    return (struct master24){.weights = (uint16_t *)place->weights + first_elem, .lower = place->lower + first_elem};
 }
 
-void weights_widen(const struct state *state, const struct kernels *kernels, uint32_t bucket, uint64_t elem,
-                   enum state_kind kind, uint64_t n_elems, float *dst)
+void weights_round(const struct state *state, const struct kernels *kernels, uint32_t id, uint64_t first_elem,
+                   uint64_t n_elems, void *dst)
 {
-    assert(elem >= state->buckets[bucket].owned_start);
-    assert(elem + n_elems <= state->buckets[bucket].owned_start + state->buckets[bucket].owned_elems);
-    if (kind == STATE_MASTER && state_is_master24(state, bucket))
-        master24_to_f32(dst, state_master24(state, bucket, elem), n_elems);
+    const struct layout_chunk *chunk = &state->layout->chunks[id];
+    struct state_place place = state_place(state, id);
+
+    assert(first_elem + n_elems <= chunk->n_elems);
+    if (place.lower)
+        memcpy(dst, (const uint16_t *)place.weights + first_elem, n_elems * sizeof(uint16_t));
     else
-        kernels->convert_to_f32(dst, state_values(state, kind, bucket, elem), state_dtype(state, kind), n_elems);
+        kernels->convert_from_f32(dst, place.master + first_elem, state->layout->params[chunk->param].dtype, n_elems);
+}
+
+void weights_widen(const struct state *state, const struct kernels *kernels, uint32_t id, enum state_kind kind,
+                   float *dst)
+{
+    struct state_place place = state_place(state, id);
+    uint64_t n_elems = state->layout->chunks[id].n_elems;
+
+    if (kind == STATE_MASTER && place.lower)
+        master24_to_f32(dst, master24_of(&place, 0), n_elems);
+    else
+        kernels->convert_to_f32(dst, state_place_values(&place, kind), state_dtype(state, kind), n_elems);
 }
 
 void weights_fetch(const struct state *state, const struct kernels *kernels, uint32_t param, uint64_t start,
@@ -85,28 +90,28 @@ void weights_fetch(const struct state *state, const struct kernels *kernels, uin
         struct part part = intersect(&state->layout->chunks[c], start, n_elems);
 
         if (part.n > 0 && state_owns(state, state->layout->chunks[c].rank))
-            weights_round(state, kernels, param, part.start, part.n, (uint8_t *)dst + (part.start - start) * size);
+            weights_round(state, kernels, c, part.start - state->layout->chunks[c].start_elem, part.n,
+                          (uint8_t *)dst + (part.start - start) * size);
     }
 }
 
 enum { BLOCK_ELEMS = 1024 };
 
-static void store_16(const struct state *state, const struct kernels *kernels, const struct layout_param *p,
-                     struct part part, uint16_t *published, const uint16_t *src)
+static void store_16(const struct kernels *kernels, enum dtype dtype, float *master, uint16_t *published,
+                     const uint16_t *src, uint64_t n_elems)
 {
-    float *master = state_master(state, p->bucket, p->offset_elems + part.start);
     uint16_t now[BLOCK_ELEMS];
     float exact[BLOCK_ELEMS];
 
-    assert(p->dtype != DTYPE_F32);
-    for (uint64_t at = 0; at < part.n; at += BLOCK_ELEMS) {
-        uint64_t n = MIN(part.n - at, (uint64_t)BLOCK_ELEMS);
+    assert(dtype != DTYPE_F32);
+    for (uint64_t at = 0; at < n_elems; at += BLOCK_ELEMS) {
+        uint64_t n = MIN(n_elems - at, (uint64_t)BLOCK_ELEMS);
 
-        kernels->convert_from_f32(now, master + at, p->dtype, n);
+        kernels->convert_from_f32(now, master + at, dtype, n);
         if (memcmp(now, src + at, n * sizeof(*src)) == 0 &&
             (!published || memcmp(published + at, src + at, n * sizeof(*src)) == 0))
             continue;
-        kernels->convert_to_f32(exact, src + at, p->dtype, n);
+        kernels->convert_to_f32(exact, src + at, dtype, n);
         for (uint64_t i = 0; i < n; i++)
             if (now[i] != src[at + i])
                 master[at + i] = exact[i];
@@ -130,6 +135,23 @@ static void store_master24(struct master24 masters, const uint16_t *src, uint64_
     }
 }
 
+/* Stores a range of a chunk. first_elem: from the chunk's start. */
+static void store_in_chunk(const struct state *state, const struct kernels *kernels, uint32_t id, uint64_t first_elem,
+                           uint64_t n_elems, const uint8_t *src)
+{
+    const struct layout_chunk *chunk = &state->layout->chunks[id];
+    enum dtype dtype = state->layout->params[chunk->param].dtype;
+    struct state_place place = state_place(state, id);
+
+    if (dtype == DTYPE_F32)
+        memcpy(place.master + first_elem, src, n_elems * sizeof(float));
+    else if (place.lower)
+        store_master24(master24_of(&place, first_elem), (const uint16_t *)src, n_elems);
+    else
+        store_16(kernels, dtype, place.master + first_elem,
+                 place.weights ? (uint16_t *)place.weights + first_elem : NULL, (const uint16_t *)src, n_elems);
+}
+
 void weights_store(const struct state *state, const struct kernels *kernels, uint32_t param, uint64_t start,
                    uint64_t n_elems, const void *src)
 {
@@ -142,40 +164,39 @@ void weights_store(const struct state *state, const struct kernels *kernels, uin
         return;
     }
     for (uint32_t c = p->first_chunk; c < p->first_chunk + p->n_chunks; c++) {
-        struct part part = intersect(&state->layout->chunks[c], start, n_elems);
+        const struct layout_chunk *chunk = &state->layout->chunks[c];
+        struct part part = intersect(chunk, start, n_elems);
         const uint8_t *from = (const uint8_t *)src + (part.start - start) * size;
 
         if (part.n == 0)
             continue;
-        if (!state_owns(state, state->layout->chunks[c].rank)) {
-            if (state->stage != 3)
-                memcpy(state_weights(state, param, part.start), from, part.n * size);
-        } else if (p->dtype == DTYPE_F32)
-            memcpy(state_master(state, p->bucket, p->offset_elems + part.start), from, part.n * size);
-        else if (state_is_master24(state, p->bucket))
-            store_master24(state_master24(state, p->bucket, p->offset_elems + part.start), (const uint16_t *)from,
-                           part.n);
-        else
-            store_16(state, kernels, p, part,
-                     state->stage == 3 ? NULL : (uint16_t *)state_weights(state, param, part.start),
-                     (const uint16_t *)from);
+        if (state_owns(state, chunk->rank))
+            store_in_chunk(state, kernels, c, part.start - chunk->start_elem, part.n, from);
+        else if (state->stage != 3)
+            memcpy(state_weights(state, param, part.start), from, part.n * size);
     }
 }
 
-void weights_store_masters(const struct state *state, const struct kernels *kernels, const struct layout_chunk *chunk,
-                           const float *src)
+void weights_store_masters(const struct state *state, const struct kernels *kernels, uint32_t id, const float *src)
 {
-    const struct layout_param *p = &state->layout->params[chunk->param];
-    bool owned = state_owns(state, chunk->rank);
+    const struct layout_chunk *chunk = &state->layout->chunks[id];
+    enum dtype dtype = state->layout->params[chunk->param].dtype;
+    struct state_place place;
 
-    if (owned && state_is_master24(state, p->bucket)) {
-        master24_from_f32(state_master24(state, p->bucket, p->offset_elems + chunk->start_elem), src, chunk->n_elems);
+    if (!state_owns(state, chunk->rank)) {
+        if (state->stage != 3)
+            kernels->convert_from_f32(state_weights(state, chunk->param, chunk->start_elem), src, dtype,
+                                      chunk->n_elems);
         return;
     }
-    if (owned)
-        memcpy(state_master(state, p->bucket, p->offset_elems + chunk->start_elem), src, chunk->n_elems * sizeof(*src));
-    if (state->stage != 3 && (!owned || p->dtype != DTYPE_F32)) /* owned fp32 masters are the weights */
-        kernels->convert_from_f32(state_weights(state, chunk->param, chunk->start_elem), src, p->dtype, chunk->n_elems);
+    place = state_place(state, id);
+    if (place.lower) {
+        master24_from_f32(master24_of(&place, 0), src, chunk->n_elems);
+        return;
+    }
+    memcpy(place.master, src, chunk->n_elems * sizeof(*src));
+    if (place.weights)
+        kernels->convert_from_f32(place.weights, src, dtype, chunk->n_elems);
 }
 
 static void adopt_master24(const struct state *state, struct master24 masters, const void *src, uint64_t n_elems)
@@ -196,14 +217,15 @@ void weights_adopt(const struct state *state, const struct kernels *kernels, uin
     }
     for (uint32_t c = p->first_chunk; c < p->first_chunk + p->n_chunks; c++) {
         const struct layout_chunk *chunk = &state->layout->chunks[c];
-        uint64_t elem = p->offset_elems + chunk->start_elem;
         const uint8_t *from = (const uint8_t *)src + chunk->start_elem * size;
+        struct state_place place;
 
         if (!state_owns(state, chunk->rank))
             continue;
-        if (state_is_master24(state, p->bucket))
-            adopt_master24(state, state_master24(state, p->bucket, elem), from, chunk->n_elems);
+        place = state_first_place(state, c); /* no chunk has turned before the first step */
+        if (place.lower)
+            adopt_master24(state, master24_of(&place, 0), from, chunk->n_elems);
         else
-            kernels->convert_to_f32(state_master(state, p->bucket, elem), from, p->dtype, chunk->n_elems);
+            kernels->convert_to_f32(place.master, from, p->dtype, chunk->n_elems);
     }
 }

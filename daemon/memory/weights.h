@@ -19,22 +19,21 @@ void weights_fetch(const struct state *state, const struct kernels *kernels, uin
                    uint64_t n_elems, void *dst);
 
 /*
- * Reads owned masters of a trainable parameter, rounded to nearest even in the parameter's dtype. The range is in one
- * chunk.
+ * Reads masters of an owned chunk, rounded to nearest even in the parameter's dtype. first_elem: from the chunk's
+ * start.
  */
-void weights_round(const struct state *state, const struct kernels *kernels, uint32_t param, uint64_t start,
+void weights_round(const struct state *state, const struct kernels *kernels, uint32_t chunk, uint64_t first_elem,
                    uint64_t n_elems, void *dst);
 
-/* Reads owned elements of an array as fp32. The elements are in one chunk. elem: counted from the bucket's start. */
-void weights_widen(const struct state *state, const struct kernels *kernels, uint32_t bucket, uint64_t elem,
-                   enum state_kind kind, uint64_t n_elems, float *dst);
+/* Reads an array of an owned chunk as fp32. */
+void weights_widen(const struct state *state, const struct kernels *kernels, uint32_t chunk, enum state_kind kind,
+                   float *dst);
 
 /*
  * Stores masters of the chunk. In stages 1 and 2 also rounds the masters and stores them as published weights. If the
  * partition is not owned, stores only the published weights.
  */
-void weights_store_masters(const struct state *state, const struct kernels *kernels, const struct layout_chunk *chunk,
-                           const float *src);
+void weights_store_masters(const struct state *state, const struct kernels *kernels, uint32_t chunk, const float *src);
 
 /*
  * Stores a parameter's initial weights. Sets owned masters to the exact values of the weights, and stores all weights

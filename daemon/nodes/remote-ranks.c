@@ -16,6 +16,7 @@
 #include "daemon/job/model/pushed.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/job/transaction/boundary.h"
+#include "daemon/job/transaction/step-args.h"
 #include "daemon/nodes/nodes-inside.h"
 #include "daemon/nodes/nodes.h"
 

@@ -40,6 +40,8 @@
 #include "daemon/server/session.h"
 #include "daemon/server/trace-writer.h"
 #include "daemon/step/executor.h"
+#include "daemon/step/speculation.h"
+#include "daemon/step/step.h"
 
 /* ---- snapshots ----------------------------------------------------------------------------------------- */
 
@@ -135,8 +137,11 @@ static void fill_memory(const struct job *job, struct status_bytes *memory)
 static void fill_counters(const struct job *job, struct status *status)
 {
     const struct job_counters *c = &job->stats.counters;
+    struct speculation_counts early = {0};
     uint64_t overflows = 0;
 
+    if (job->step && job->step->speculation)
+        early = speculation_counts(job->step->speculation);
     for (unsigned r = job->world.first; r < job->world.end; r++)
         overflows += job->ranks[r].rings[0] ? job->ranks[r].rings[0]->n_overflows : 0;
     status->counters = (struct status_counters){
@@ -149,6 +154,8 @@ static void fill_counters(const struct job *job, struct status *status)
         .n_reattaches = job->kept.n_reattaches,
         .n_overflow_slots = overflows,
         .n_warnings = c->warnings,
+        .n_early_updates = early.n_accepted,
+        .n_early_updates_dropped = early.n_dropped,
     };
 }
 

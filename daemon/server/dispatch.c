@@ -24,6 +24,7 @@
 #include "daemon/job/request.h"
 #include "daemon/job/state/read-state.h"
 #include "daemon/job/transaction/boundary.h"
+#include "daemon/job/transaction/step-args.h"
 #include "daemon/server/admin.h"
 #include "daemon/server/places.h"
 #include "daemon/server/service.h"

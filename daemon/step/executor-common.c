@@ -17,6 +17,7 @@
 #include "core/layout/layout.h"
 #include "core/wire/wire-request.h"
 #include "daemon/memory/ring.h"
+#include "daemon/memory/spare.h"
 #include "daemon/memory/weights.h"
 #include "daemon/step/executor-ops.h"
 #include "daemon/step/step.h"
@@ -68,6 +69,17 @@ int executor_make_step(struct executor *executor, const struct state_options *wh
     return r < 0 ? r : make_step(executor, ops, &executor->step);
 }
 
+/*
+ * Copies all values to their first places, because chunks of another number of ranks have other bounds. On the loop
+ * thread, because no rank is attached: some seconds for a model of 1 G parameters.
+ */
+static void bring_home(struct step *step)
+{
+    for (uint32_t c = 0; step->turns && c < step->layout->n_chunks; c++)
+        spare_bring_home(step->state, c);
+    spare_use(step->state, NULL);
+}
+
 int executor_replace_step(struct executor *executor, const struct layout *layout)
 {
     const struct layout *before = executor->options.layout;
@@ -77,12 +89,15 @@ int executor_replace_step(struct executor *executor, const struct layout *layout
     assert(!executor->several_nodes && executor->first_rank == 0);
     assert(executor->state->n_ranks == executor->n_local);
     assert(executor->step->layout == before && executor->state->layout == before);
+    bring_home(executor->step);
     state_repartition(executor->state, layout);
     executor->n_local = layout->world_size;
     r = make_step(executor, executor->step->ops, &step);
     if (r < 0) {
         executor->n_local = before->world_size;
+        spare_use(executor->state, NULL);
         state_repartition(executor->state, before);
+        spare_use(executor->state, executor->step->turns);
         return r;
     }
     step_go_on_from(step, executor->step);

@@ -239,8 +239,8 @@ static void read_run(struct work *work, uint32_t item)
 
     if (!state_owns(executor->state, chunk->rank))
         return; /* another node owns the chunk */
-    weights_widen(executor->state, executor->options.kernels, p->bucket, p->offset_elems + chunk->start_elem, io->kind,
-                  chunk->n_elems, (float *)io->dst + chunk->start_elem);
+    weights_widen(executor->state, executor->options.kernels, p->first_chunk + item, io->kind,
+                  (float *)io->dst + chunk->start_elem);
 }
 
 int host_read(struct executor *executor, uint32_t param, enum state_kind kind, float *dst, executor_done done,
@@ -264,7 +264,7 @@ static void round_run(struct work *work, uint32_t item)
 
     if (!state_owns(executor->state, chunk->rank))
         return;
-    weights_round(executor->state, executor->options.kernels, io->param, chunk->start_elem, chunk->n_elems,
+    weights_round(executor->state, executor->options.kernels, p->first_chunk + item, 0, chunk->n_elems,
                   (uint8_t *)io->dst + (elem - start) * dtype_size(p->dtype));
 }
 
@@ -417,8 +417,9 @@ int executor_host_new(struct executor **out, const struct executor_options *opti
     executor->holds_state = true;
     executor->publishes = !executor->several_nodes && !executor->gathers;
     set_ring_bytes(executor);
-    r = executor_make_step(executor, &(struct state_options){.alone = !executor->several_nodes},
-                           options->config->optimizer.type == OPTIMIZER_MUON ? &step_muon_ops : NULL);
+    r = executor_make_step(
+        executor, &(struct state_options){.alone = !executor->several_nodes, .spare = options->config->zero.speculates},
+        options->config->optimizer.type == OPTIMIZER_MUON ? &step_muon_ops : NULL);
     if (r == 0 && executor->gathers)
         r = host_pool_new(&host->pool, executor);
     if (r == 0 && executor->gathers)

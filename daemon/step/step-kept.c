@@ -15,6 +15,7 @@
 #include "core/base/failpoint.h"
 #include "core/base/keep.h"
 #include "core/config/config.h"
+#include "daemon/memory/spare.h"
 
 /*
  * Two copies of step->finding, so that a kill during a store leaves one valid copy. `current` is the index of the valid
@@ -33,7 +34,7 @@ struct kept_findings {
 _Static_assert(_Alignof(struct step_slot) <= 64 && _Alignof(struct kept_findings) <= 64, "place() aligns to 64 bytes");
 
 struct places {
-    uint64_t findings, stamps, results, sums, squares, slots, end;
+    uint64_t findings, stamps, results, sums, squares, slots, turns, end;
 };
 
 static uint64_t place(uint64_t *end, uint64_t n, uint64_t n_bytes)
@@ -55,6 +56,7 @@ static struct places find_places(const struct step *step)
     places.sums = place(&places.end, (uint64_t)layout->n_chunks * step->n_local + 1, sizeof(*step->sums));
     places.squares = place(&places.end, 2 * (uint64_t)layout->n_params, sizeof(*step->squares));
     places.slots = place(&places.end, CONFIG_MAX_THREADS, sizeof(*step->slots));
+    places.turns = place(&places.end, step->state->spares ? layout->n_chunks : 0, sizeof(*step->turns));
     return places;
 }
 
@@ -85,6 +87,10 @@ int step_keep(struct step *step)
     step->results = (struct reduce_result *)(void *)(map + places.results);
     step->sums = (struct position_sum *)(void *)(map + places.sums);
     step->slots = keep_is_on() ? (struct step_slot *)(void *)(map + places.slots) : NULL;
+    if (step->state->spares) {
+        step->turns = (_Atomic(uint64_t) *)(void *)(map + places.turns);
+        spare_use(step->state, step->turns);
+    }
     use_squares(step, 0);
     return 0;
 }
@@ -114,9 +120,19 @@ bool step_begin_chunk(struct step *step, uint64_t op, uint32_t chunk, struct ste
     *slot = &step->slots[worker_number() - 1];
     store(&(*slot)->op, 0);
     (*slot)->chunk = chunk;
+    (*slot)->accepts = 0;
     undo_mark(&(*slot)->undo, 0, false);
     store(&(*slot)->op, op);
     return true;
+}
+
+void step_accept_in_slot(struct step_slot *slot)
+{
+    if (!slot)
+        return;
+    undo_order();
+    slot->accepts = 1;
+    undo_order();
 }
 
 void step_end_chunk(struct step *step, uint64_t op, uint32_t chunk, struct step_slot *slot)

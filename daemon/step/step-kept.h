@@ -35,6 +35,8 @@ bool step_is_done(const struct step *step, uint64_t op, uint32_t chunk);
  */
 bool step_begin_chunk(struct step *step, uint64_t op, uint32_t chunk, struct step_slot **slot);
 void step_end_chunk(struct step *step, uint64_t op, uint32_t chunk, struct step_slot *slot);
+/* Notes that the chunk's speculative update is accepted, so that the next daemon finishes that. slot: may be NULL. */
+void step_accept_in_slot(struct step_slot *slot);
 
 /* Finds the next torn chunk of the operation, and its slot, from slot number *i on. Return: false at the end. */
 bool step_find_torn(const struct step *step, uint64_t op, unsigned *i, struct step_slot **slot, uint32_t *chunk);

@@ -10,6 +10,7 @@
 
 #include "core/base/base.h"
 #include "core/base/failpoint.h"
+#include "daemon/step/speculation.h"
 #include "daemon/step/step-kept.h"
 
 /*
@@ -295,6 +296,8 @@ void step_reduce_item(struct reduction *reduction, uint32_t chunk_id)
 
         if (!state_owns(step->state, chunk->rank) || !step_begin_chunk(step, reduction->op, chunk_id, &slot))
             return;
+        if (step->speculation)
+            speculation_drop(step->speculation, chunk_id);
         step_reduce_chunk(reduction, chunk_id, slot);
         step_end_chunk(step, reduction->op, chunk_id, slot);
         return;

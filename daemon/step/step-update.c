@@ -8,40 +8,10 @@
 #include "core/base/failpoint.h"
 #include "core/base/recorder.h"
 #include "daemon/memory/snapshot.h"
+#include "daemon/memory/spare.h"
 #include "daemon/step/published.h"
+#include "daemon/step/speculation.h"
 #include "daemon/step/step-kept.h"
-#include "kernels/muon.h"
-
-struct update_args step_update_args(const struct step *step, uint32_t id, const float *acc)
-{
-    const struct layout_chunk *chunk = &step->layout->chunks[id];
-    const struct layout_param *param = &step->layout->params[chunk->param];
-    uint64_t elem = param->offset_elems + chunk->start_elem;
-    bool publish = step->state->stage != 3 && param->dtype != DTYPE_F32;
-    struct update_args args = {
-        .m = state_exp_avg(step->state, param->bucket, elem),
-        .v = state_exp_avg_sq(step->state, param->bucket, elem),
-        .acc = acc,
-        .n_elems = chunk->n_elems,
-        .moments = step->state->moments,
-        .start_elem = chunk->start_elem,
-        .k = &step->scalars[chunk->param],
-    };
-
-    assert(state_owns(step->state, chunk->rank));
-    if (state_is_master24(step->state, param->bucket)) {
-        struct master24 masters = state_master24(step->state, param->bucket, elem);
-
-        args.w16 = masters.weights;
-        args.w16_dtype = DTYPE_BF16;
-        args.lower = masters.lower;
-        return args;
-    }
-    args.p = state_master(step->state, param->bucket, elem);
-    args.w16 = publish ? state_weights(step->state, chunk->param, chunk->start_elem) : NULL;
-    args.w16_dtype = publish ? param->dtype : DTYPE_F32;
-    return args;
-}
 
 static void update_chunk(const struct step *step, uint32_t id, const float *acc, struct step_slot *slot)
 {
@@ -51,25 +21,45 @@ static void update_chunk(const struct step *step, uint32_t id, const float *acc,
     step_update_in_slot(slot, kernel, &args);
 }
 
+/* Accepts the chunk's speculative update: publishes its weights, and makes its spare place the valid one. */
+static void accept_chunk(const struct step *step, uint32_t id)
+{
+    (void)failpoint("accept");
+    spare_publish(step->state, id);
+    (void)failpoint("turn");
+    spare_turn(step->state, id, step->update_op);
+}
+
 void step_update_chunk(struct step *step, uint32_t id, const float *acc)
 {
     const struct layout_chunk *chunk = &step->layout->chunks[id];
     struct step_slot *slot;
+    bool accepts;
 
     (void)failpoint("update");
-    if (!state_owns(step->state, chunk->rank) || !step->contributed[chunk->param] ||
-        !step_begin_chunk(step, step->update_op, id, &slot))
+    if (!state_owns(step->state, chunk->rank) || !step->contributed[chunk->param])
+        return;
+    accepts = step->speculation && speculation_holds(step->speculation, id, &step->scalars[chunk->param]);
+    if (!step_begin_chunk(step, step->update_op, id, &slot))
         return;
     recorder_work(RECORD_WORK_UPDATE, step->layout->parts[chunk->part].parcel, 0);
     if (step->state->snapshot)
         snapshot_put_aside(step->state->snapshot, id);
-    update_chunk(step, id, acc, slot);
+    if (accepts) {
+        step_accept_in_slot(slot);
+        accept_chunk(step, id);
+    } else {
+        update_chunk(step, id, acc, slot);
+    }
     step_end_chunk(step, step->update_op, id, slot);
 }
 
 void step_finish_chunk(struct step *step, uint32_t id, const float *acc, struct step_slot *slot)
 {
-    update_chunk(step, id, acc, slot);
+    if (slot->accepts)
+        accept_chunk(step, id);
+    else
+        update_chunk(step, id, acc, slot);
     step_end_chunk(step, step->update_op, id, slot);
 }
 
@@ -83,14 +73,6 @@ void step_finish_torn_update(struct step *step, uint32_t first, uint32_t end, st
             continue;
         step_finish_chunk(step, chunk, acc(userdata, chunk), slot);
     }
-}
-
-float *step_acc_here(const struct step *step, uint32_t id)
-{
-    const struct layout_chunk *chunk = &step->layout->chunks[id];
-    const struct layout_param *param = &step->layout->params[chunk->param];
-
-    return state_acc(step->state, param->bucket, param->offset_elems + chunk->start_elem);
 }
 
 static const float *acc_of(const void *userdata, uint32_t id)
@@ -131,42 +113,21 @@ void step_update_here(struct step *step)
     worker_post(step->pool, &step->update_work);
 }
 
-static float matrix_lr(const struct layout_param *param, const struct hyper *hyper)
-{
-    struct muon_shape shape = {.rows = param->shape[0], .cols = param->shape[1]};
-
-    return (float)(hyper->lr * muon_lr_factor(shape, hyper->adjust_lr_fn));
-}
-
 void step_update(struct step *step, const struct step_update *update, void (*done)(void *userdata, int result),
                  void *userdata)
 {
-    const struct state_progress *progress = &step->state->progress;
     const struct update_scalars *last = NULL;
-    uint64_t last_count = 0;
-    uint32_t last_group = 0;
-    bool last_muon = false;
+    uint32_t last_param = 0;
 
     for (uint32_t p = 0; p < step->layout->n_params; p++) {
-        uint32_t group = step->layout->params[p].group;
-        bool muon = step->layout->params[p].muon;
-
         if (!step->contributed[p])
             continue;
-        /* Reuses the scalars, because pow() is slow, and neighbours nearly always share group and count. */
-        if (last && last_group == group && last_count == progress->counts[p] && last_muon == muon)
-            step->scalars[p] = *last;
-        else
-            update_scalars_compute(step_optimizer(step, p), &update->groups[group], update->s, progress->counts[p] + 1,
-                                   &step->scalars[p]);
-        step->scalars[p].rounding_key = update_rounding_key(p, progress->counts[p] + 1);
-        if (muon)
-            step->scalars[p].a = matrix_lr(&step->layout->params[p], &update->groups[group]);
+        step_scalars(step, update, p, last, last_param, &step->scalars[p]);
         last = &step->scalars[p];
-        last_muon = muon;
-        last_group = group;
-        last_count = progress->counts[p];
+        last_param = p;
     }
+    if (step->speculation)
+        speculation_close(step->speculation);
     step->groups = update->groups;
     step->update_op = ++step->n_ops;
     step->update_done = done;

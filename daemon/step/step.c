@@ -16,6 +16,7 @@
 #include "core/budget/step-sizes.h"
 #include "core/config/config.h"
 #include "daemon/step/published.h"
+#include "daemon/step/speculation.h"
 #include "daemon/step/step-kept.h"
 #include "daemon/step/step-reduce.h"
 
@@ -95,6 +96,8 @@ static int make_parts(struct step *step, const struct step_options *options)
 
     if (r == 0 && options->publishes)
         r = published_new(&step->published, step->layout);
+    if (r == 0 && step->turns)
+        r = speculation_new(&step->speculation, step);
     if (r == 0)
         r = make_reductions(step, &step->reductions);
     if (r == 0)
@@ -157,6 +160,7 @@ void step_free(struct step *step)
     segment_deinit(&step->staging_segment);
     segment_deinit(&step->kept);
     published_free(step->published);
+    speculation_free(step->speculation);
     pthread_mutex_destroy(&step->finding_lock);
     free(step);
 }
@@ -168,6 +172,8 @@ void step_open(struct step *step)
     step->finding = (struct step_finding){0};
     step->opened_op = step->n_ops;
     step->n_reduced_bytes = 0;
+    if (step->speculation)
+        speculation_forget(step->speculation);
 }
 
 /* ---- reduce -------------------------------------------------------------------------------------------- */

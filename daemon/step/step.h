@@ -51,6 +51,7 @@ struct muon;
 struct offload;
 struct published;
 struct ring;
+struct speculation;
 struct step;
 
 /*
@@ -60,6 +61,7 @@ struct step;
 struct step_slot {
     _Atomic(uint64_t) op; /* 0: no operation */
     uint32_t chunk;
+    uint32_t accepts; /* 1: the chunk's speculative update is being accepted */
     struct undo_slot undo;
 };
 
@@ -140,12 +142,14 @@ struct step {
     struct offload *offload;         /* used by step-offload.c; not owned */
     struct muon *muon;               /* used by step-muon.c; NULL: another optimizer */
     struct published *published;     /* owned; NULL: weights are not published before the step ends */
+    struct speculation *speculation; /* owned; NULL: nothing is updated before the decision */
 
     struct reduction *reductions;   /* per parcel */
     struct reduction *combinations; /* per parcel; NULL when all ranks are local */
     struct segment kept;            /* the kept segment, which has the arrays from findings to squares */
     struct kept_findings *findings; /* used by step-kept.c */
     _Atomic(uint64_t) *stamps;      /* per chunk: the operation that last finished the chunk */
+    _Atomic(uint64_t) *turns;       /* per chunk, of a state with spare places (spare.h); else NULL */
     struct step_slot *slots;        /* per worker; NULL: not kept */
     struct reduce_result *results;  /* per chunk: squares of the accumulator; the field `sums` is unused */
     struct position_sum *sums;      /* per chunk and local rank */
@@ -287,6 +291,13 @@ struct step_update {
 };
 
 /*
+ * Computes the scalars of a parameter in the coming update. last, last_param: those of another parameter of the same
+ * update, or NULL; they save time if both parameters have the same settings.
+ */
+void step_scalars(const struct step *step, const struct step_update *update, uint32_t param,
+                  const struct update_scalars *last, uint32_t last_param, struct update_scalars *out);
+
+/*
  * Updates masters, moments and weights. Call it when the step is decided, because an update cannot be aborted. done()
  * is called when all values are written. result: 0, or -ECANCELED on GPUs if the job is being dropped.
  */
@@ -300,6 +311,8 @@ void step_update_here(struct step *step);
 void step_reduced(struct reduction *reduction);
 void step_keep_finding(struct step *step, const struct step_finding *finding);
 
+/* Return: the arguments of the kernel that updates a chunk in a place, without acc and k. */
+struct update_args step_args_in(const struct step *step, uint32_t chunk, const struct state_place *place);
 /* Return: the arguments of the kernel that updates a chunk. acc: the chunk's accumulator. */
 struct update_args step_update_args(const struct step *step, uint32_t chunk, const float *acc);
 /* Return: the accumulator of a chunk in host memory. */

@@ -74,6 +74,8 @@ POINTS_OF_WINDOWS = {"WriteBegin.log": 6, "WriteBegin.judged": 6, "WriteState.lo
 POINTS_OF_WINDOWS_OF_NODES = at_messages(("OPEN", "WRITE", "STORE", "CLOSED"), ("WINDOW", "WINDOW_END", "STORED"), 5)
 POINTS_OF_ATTACHING_AGAIN = {"Leave.log": 6, "Leave.judged": 6, "BeginBackward.log": 8, "Form.log": 3, "Ready.log": 3,
                              "forming": 6, "flip": 6, "answer": 60}
+POINTS_OF_SPECULATION = {"speculate": N_STEPS * N_CHUNKS, "speculated": N_STEPS * N_CHUNKS,
+                         "accept": N_STEPS * N_CHUNKS // 3, "turn": N_STEPS * N_CHUNKS // 3}
 POINTS_OF_GATHERS = {"Gather.log": 60, "Gather.judged": 60, "Release.log": 60, "Release.judged": 60, "Held.judged": 2}
 # Failpoints in and after the last step: (how often a step passes them, how often the end of the run passes them).
 POINTS_OF_THE_END = {"Leave.log": (0, 2), "Leave.judged": (0, 2), "Step.judged": (2, 0), "verdict": (1, 0), "decided": (1, 0),
@@ -83,7 +85,7 @@ MESSAGES_OF_THE_END = at_messages(("DECIDED", "COMMIT"), ("ASKED", "READY", "UPD
 POINTS_OF_SAVES_OF_NODES = at_messages(("SAVE", "PUBLISH", "SAVE_END"), ("WANT_SAVE", "SAVED"), 1)
 RECOVERY = ("adopt", "adopted")
 IN_CHUNKS = ("update", "reduce")
-FUSES_NS = {"update": 20_000, "reduce": 20_000, "bringing": 2_000_000}  # most ns after such a failpoint
+FUSES_NS = {"update": 20_000, "speculate": 20_000, "accept": 5_000, "reduce": 20_000, "bringing": 2_000_000}  # most ns after such a failpoint
 MAX_LIFE_MS = 120  # for a daemon killed at a random moment: about the duration of a run
 FORMING = 0.3  # share of the lives, on several nodes, that end while the job is formed
 
@@ -179,6 +181,7 @@ class Plan:
         self.overlap = rng.random() < 0.5  # forwards begin while the update still writes weights
         self.restarts = []  # of all ranks; "victim": see kill_ranks()
         self.by_zerodrun = self.saves_on_stop = False
+        self.speculate(random.Random(f"{seed} speculation"))
         self.begin = kills.start  # starts the trainers
         self.n_killed = 0  # known after the run
         drawn = self.draw_dimensions(rng) if only is None else only
@@ -195,6 +198,16 @@ class Plan:
                            ("windows", "last step"), ("windows", "save_on_stop"), ("windows", "gathered"),
                            ("gathered", "restarts"), ("gathered", "last step"), ("again", "restarts"), ("again", "gathered"),
                            ("again", "windows")))
+
+    def speculate(self, rng):
+        """Half of the runs are updated before the decision. In most of them, about half of the steps are clipped."""
+        self.clipping = 25 / self.world_size ** 0.5 if rng.random() < 0.7 else 1.0
+        self.config["gradient_clipping"] = self.clipping
+        self.config["zero_optimization"]["speculative_update"] = rng.random() < 0.5
+        if self.n_nodes == 1 and self.config["zero_optimization"]["speculative_update"]:
+            self.end_some_lives(rng, POINTS_OF_SPECULATION)
+            if rng.random() < 0.4:
+                self.env = {"ZEROD_FAILPOINT": "speculate:sleep:1@*"}  # so that the decision meets unfinished chunks
 
     def kill_a_trainer(self, rng, kinds):
         plan = kills.kill_plan(rng, rng.choice(kinds), 1)
@@ -608,7 +621,7 @@ def make_checkpoint(build, folder, plan):
     """Runs an undisturbed job that saves a checkpoint. Return: the checkpoint's path."""
     settings, moments = kills.OPTIMIZERS[plan.optimizer]
     folder.mkdir()
-    config = {"world": {"size": plan.world_size}, "gradient_clipping": 1.0, "optimizer": settings,
+    config = {"world": {"size": plan.world_size}, "gradient_clipping": plan.clipping, "optimizer": settings,
               "checkpoint": {"dir": str(folder / "begun")}}
     daemon = Daemon(build, folder, merge(config, kills.STATES[plan.state]))
     args = ["--moments", moments, *(["--accumulate"] if plan.accumulate else []), *plan.args]
@@ -637,7 +650,7 @@ def check_checkpoint(build, folder, plan, path, reference):
 def reference_of(references, plan):
     """Return: the results() of an undisturbed run, all of them, and only those that this run must compute."""
     found = references.get(plan.world_size, plan.accumulate, plan.n_steps, optimizer=plan.optimizer, state=plan.state,
-                           args=("--state", *plan.args), begin=plan.begin)
+                           args=("--state", *plan.args), begin=plan.begin, clipping=plan.clipping)
     leaves = "--leave" in plan.own_args  # at the end no data of other nodes are read
     last = [("state", (plan.n_steps, 0))]
     last += [("weights", plan.n_steps)] if plan.config["zero_optimization"]["stage"] == 3 else []

@@ -272,13 +272,16 @@ class References:
         self.build, self.folder, self.known = build, Path(folder), {}
 
     def get(self, world_size, accumulate=False, n_steps=N_STEPS, window=WINDOW, optimizer="AdamW", state="fp32", args=(),
-            begin=start):
-        """args: further arguments of the trainers. begin: start(), or a similar function for other trainers."""
-        key = (world_size, accumulate, n_steps, window, optimizer, state, *args, begin, os.environ.get("ZEROD_DEVICE"))
+            begin=start, clipping=1.0):
+        """
+        args: further arguments of the trainers. begin: start(), or a similar function for other trainers. clipping: the
+        norm to which gradients are clipped.
+        """
+        key = (world_size, accumulate, n_steps, window, optimizer, state, *args, begin, clipping, os.environ.get("ZEROD_DEVICE"))
         if key not in self.known:
             folder = Path(tempfile.mkdtemp(prefix="reference-", dir=self.folder))
             settings, moments = OPTIMIZERS[optimizer]
-            config = {"world": {"size": world_size}, "gradient_clipping": 1.0, "optimizer": settings}
+            config = {"world": {"size": world_size}, "gradient_clipping": clipping, "optimizer": settings}
             daemon = Daemon(self.build, folder, merge(config, STATES[state]))
             args = ["--window", window, "--moments", moments, *(["--accumulate"] if accumulate else []), *args]
             ranks = train(daemon, [[]] * world_size, args, n_steps, begin=begin)

@@ -572,8 +572,7 @@ static int write_state(struct run *run, const char *name, uint32_t param, enum s
         const struct layout_chunk *chunk = &run->layout->chunks[i];
         const struct state *state = owner(run, chunk)->state;
 
-        weights_widen(state, run->kernels, p->bucket, p->offset_elems + chunk->start_elem, kind, chunk->n_elems,
-                      whole + chunk->start_elem);
+        weights_widen(state, run->kernels, i, kind, whole + chunk->start_elem);
     }
     return golden_write(run->out, name, param, whole, p->n_elems * sizeof(*whole));
 }

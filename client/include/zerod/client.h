@@ -388,6 +388,16 @@ ZEROD_API int zerod_set_stream(struct zerod *c, void *stream);
 ZEROD_API int zerod_begin_backward(struct zerod *c, const struct zerod_backward *info);
 
 /*
+ * Says with which settings the coming zerod_step() will be called, if they are not those of the last step; the next
+ * zerod_begin_backward() sends them. The daemon can then update before it is asked (zero_optimization.
+ * speculative_update). A step with other settings is no error: it takes longer, and has the same numbers. It is enough
+ * that rank 0 calls this. groups: n_groups elements, as in struct zerod_step_args, copied. Return: 0; 1, and nothing is
+ * sent, if the daemon does not update early in this job; -EINVAL for another number of groups than was declared; or
+ * fatal.
+ */
+ZEROD_API int zerod_expect(struct zerod *c, const struct zerod_hyper *groups, unsigned n_groups);
+
+/*
  * Returns the place where the caller may write the next gradient of parameter i, to push it without a copy. The place
  * holds n_elems of grad_dtype and has 64-byte alignment. Valid until the gradient is pushed, or the micro-batch ends. A
  * gradient of more than reduce_bucket_size elements has a place in memory of this process, from which zerod_push()

@@ -180,6 +180,7 @@ _WAITING = {
     "zerod_form": (c_int, c_void_p),
     "zerod_set_stream": (c_int, c_void_p, c_void_p),
     "zerod_begin_backward": (c_int, c_void_p, POINTER(Backward)),
+    "zerod_expect": (c_int, c_void_p, POINTER(Hyper), c_uint),
     "zerod_slot": (c_void_p, c_void_p, c_uint),
     "zerod_push": (c_int, c_void_p, c_void_p),
     "zerod_flush": (c_int, c_void_p),

@@ -332,6 +332,13 @@ class Client:
     def begin_backward(self, n_forwards: int, n_backwards: int) -> None:
         self.check(lib.begin_backward(self._handle, byref(_lib.Backward(n_forwards, n_backwards))))
 
+    def expect(self, hypers: list[_lib.Hyper]) -> bool:
+        """
+        Says with which hyperparameters of the groups the coming step will be asked for. Return: False if the daemon does
+        not update before it is asked, so that it need not be said again.
+        """
+        return self.check(lib.expect(self._handle, (_lib.Hyper * len(hypers))(*hypers), len(hypers))) == 0
+
     def flush(self) -> None:
         self.check(lib.flush(self._handle))
 

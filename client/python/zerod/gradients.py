@@ -81,8 +81,10 @@ class Gradients:
         pack: Callable[[], bytes | None],
         sharding: Sharding | None,
         place: InHost,
+        expect: Callable[[], None],
     ) -> None:
         self._client, self._model, self._bound, self._pack, self._sharding = client, model, bound, pack, sharding
+        self._expect = expect  # called before each begin of a micro-batch
         self._place = place
         self.evidence = Evidence(model, bound)
         self._late = Late(model, bound, own, self._report_now)
@@ -199,6 +201,7 @@ class Gradients:
             for b in self._moved():
                 self._pushed[b.index] = MOVED
             try:
+                self._expect()
                 self._client.begin_backward(self.evidence.n_forwards, self.evidence.n_backwards)
             except GradientFault as fault:  # E1106: the backward runs to its end, and the micro-batch is dropped
                 self._suspect, self._error = True, fault

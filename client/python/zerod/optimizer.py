@@ -266,7 +266,7 @@ class Optimizer(torch.optim.Optimizer):
         self._aside = _Aside()
         self.result: StepResult | None = None
         self.sharding = Sharding(client, self.model, self._bound, place.device) if self.stage == 3 else None
-        self._gradients = Gradients(client, self.model, self._bound, self._own, self._pack, self.sharding, place)
+        self._gradients = Gradients(client, self.model, self._bound, self._own, self._pack, self.sharding, place, self._expect)
         self._n_buffer_bytes = buffers.numel()
         self._buffers = buffersync.BufferSync(self.model, client.rank, self.world_size, self._syncs_buffers)
         self._unwatch = reads.watch(self._gradients.was_pushed, self._bound, self._on_grad_read)
@@ -275,6 +275,9 @@ class Optimizer(torch.optim.Optimizer):
         if self.goes_on:
             self._unread.read()  # this program has made the steps
         self._edits = Edits(self.param_groups)
+        # The hyperparameters that the daemon expects in the coming step; None: it need not know them. If the daemon has a
+        # schedule, it knows the learning rates itself.
+        self._expected: list[dict[str, Any]] | None = [] if self.rank == 0 and not client.job.has_scheduler else None
         self._state = state.States(self)
         self.register_state_dict_post_hook(state.finish_state_dict, prepend=True)
         self.param_ids = frozenset(id(b.param) for b in [*self._bound, *self._own])
@@ -584,6 +587,21 @@ class Optimizer(torch.optim.Optimizer):
             settings.set_value(hyper, name, value)
         return hyper
 
+    def _expect(self) -> None:
+        """Tells the daemon the hyperparameters of the coming step, if they are not those of the last step."""
+        if self._expected is None:
+            return
+        try:
+            values = [self._hyper_of(group) for group in self.param_groups]
+        except (TypeError, ValueError, KeyError):
+            return  # step() will say what is wrong
+        if values != self._expected:
+            hypers = [_lib.Hyper() for _ in values]
+            for hyper, of_group in zip(hypers, values, strict=True):
+                for name, value in of_group.items():
+                    settings.set_value(hyper, name, value)
+            self._expected = values if self._client.expect(hypers) else None
+
     def _step_args(self) -> _lib.StepArgs:
         args = _lib.StepArgs(loss_scale=self._aside.amp[0] if self._aside.amp is not None else 0.0)
         hypers = [self._hyper_struct(i, group) for i, group in enumerate(self.param_groups)]
@@ -591,6 +609,8 @@ class Optimizer(torch.optim.Optimizer):
         if self._aside.before_commit is not None:
             self._aside.before_commit()
         blob = self._pack()
+        if self._expected is not None:
+            self._expected = [self._hyper_of(group) for group in self.param_groups]
 
         replaced = self._given.replaced()
         if replaced and self.rank == 0:

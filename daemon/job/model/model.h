@@ -149,6 +149,17 @@ struct job_decision {
     bool has_learnt;
 };
 
+/* What the last steps were like, for speculative updates (daemon/job/transaction/speculate.h). */
+struct job_speculation {
+    uint32_t n_micro;               /* micro-batches of the last committed step; 0: not known */
+    unsigned n_in_vain;             /* steps in a row in which no speculative update was accepted */
+    uint64_t pauses_until;          /* the first step in which it is tried again */
+    struct hyper *hypers;           /* per group, as expected in the open step; owned */
+    bool has_hypers;                /* hypers and s are set */
+    double s;                       /* the expected factor of the gradients */
+    uint64_t n_accepted, n_dropped; /* chunks, when the last step was committed */
+};
+
 struct save_pool;
 struct saving;
 
@@ -210,6 +221,7 @@ struct job {
     struct job_slow slow;
     struct job_waits waits;
     struct job_decision decision;
+    struct job_speculation speculation;
     struct job_save save;
     struct resume *resume; /* the checkpoint with which the job begins, while the job is formed; owned */
     struct job_stall stall;

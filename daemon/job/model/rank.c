@@ -66,6 +66,7 @@ void rank_deinit(struct job_rank *rank)
     free(rank->kept.blob.data);
     free(rank->blob_step.data);
     free(rank->args.groups);
+    free(rank->expected.groups);
     free(rank->gathered);
     free(rank->gathering);
 }

@@ -143,6 +143,7 @@ struct job_rank {
     struct blob blob;      /* the client's last blob, sent with a micro-batch or a step */
     struct blob blob_step; /* the blob sent with the request for the step */
     struct step_args args;
+    struct step_args expected; /* for the open step; groups is NULL: as args */
     uint64_t asked_ns;
     uint32_t n_disconnects; /* number of job_disconnect() calls; when it changes, a request of several pushes stops */
 

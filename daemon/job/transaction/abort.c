@@ -29,6 +29,7 @@
 #include "daemon/job/model/timeline.h"
 #include "daemon/job/state/window.h"
 #include "daemon/job/transaction/collect.h"
+#include "daemon/job/transaction/speculate.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/memory/ring.h"
 #include "daemon/step/step.h"
@@ -99,6 +100,7 @@ static void finish_abort(struct job *job)
     job->ledger.attempt = MAX(job->ledger.attempt, job->abort.said_attempt);
     memset(job->work.parcels, 0, job->layout->n_parcels * sizeof(*job->work.parcels));
     step_open(job->step);
+    speculate_forget(job);
     job->kept.n_aborts++;
     job->stats.counters.batch_bytes = job->stats.counters.batch_reduced_bytes = 0;
     job->phase = JOB_TRAINING;

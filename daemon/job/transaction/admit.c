@@ -40,6 +40,7 @@
 #include "daemon/job/model/timeline.h"
 #include "daemon/job/transaction/abort.h"
 #include "daemon/job/transaction/collect.h"
+#include "daemon/job/transaction/step-args.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/memory/quota.h"
 #include "daemon/memory/ring.h"
@@ -94,6 +95,11 @@ void job_begin_backward(struct job *job, struct job_rank *rank, const struct req
     if (r == LEDGER_ADMITTED) {
         timeline_backward(job, rank);
         phases_begin_backward(rank, record.time_ns);
+        if (request->n_groups > 0)
+            job_keep_args(job, &rank->expected,
+                          &(struct request_step){.groups = request->groups,
+                                                 .n_groups = request->n_groups,
+                                                 .loss_scale = rank->args.loss_scale});
         return;
     }
     snprintf(detail, sizeof(detail), "backward of step %" PRIu64 ", micro-batch %u", request->step,

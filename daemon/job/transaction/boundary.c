@@ -33,6 +33,7 @@
 #include "daemon/job/transaction/abort.h"
 #include "daemon/job/transaction/collect.h"
 #include "daemon/job/transaction/commit.h"
+#include "daemon/job/transaction/step-args.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/memory/state.h"
 #include "kernels/update.h"
@@ -298,55 +299,6 @@ static struct diagnostic *judge_request(const struct job *job, const struct job_
     return NULL;
 }
 
-static_assert((unsigned)WIRE_GIVES_LR == CONFIG_GIVES_LR && (unsigned)WIRE_GIVES_BETAS == CONFIG_GIVES_BETAS &&
-                  (unsigned)WIRE_GIVES_START == CONFIG_GIVES_SCHEDULER &&
-                  (unsigned)WIRE_GIVES_ADJUST_LR_FN == CONFIG_GIVES_ADJUST_LR_FN,
-              "bits of Welcome.configured and of GroupHyper.given");
-
-static_assert(MUON_ORIGINAL == 0 && MUON_MATCH_RMS_ADAMW == 1, "adjust_lr_fn of struct hyper is match_rms_adamw");
-
-struct hyper job_plain_hyper(const struct config *config, const struct wire_hyper *h)
-{
-#define PLAIN(kind, field, plain, text, gives, range, only) .plain = h->field,
-    return (struct hyper){HYPER_FIELDS(PLAIN).adam_w_mode = config->optimizer.hyper.adam_w_mode};
-#undef PLAIN
-}
-
-struct wire_hyper job_wire_hyper(const struct hyper *h)
-{
-#define WIRE(kind, field, plain, text, gives, range, only) .field = h->plain,
-    return (struct wire_hyper){HYPER_FIELDS(WIRE)};
-#undef WIRE
-}
-
-void job_describe_args(const struct job *job, const struct step_args *args, struct request_step *request,
-                       struct wire_hyper *groups)
-{
-    assert(!args->groups || args->n_groups == job->layout->n_groups);
-    *request = (struct request_step){.has_max_norm = args->has_max_norm,
-                                     .max_norm = args->max_norm,
-                                     .loss_scale = args->loss_scale,
-                                     .found_inf = args->found_inf,
-                                     .groups = groups};
-    for (uint32_t g = 0; args->groups && g < job->layout->n_groups; g++)
-        groups[request->n_groups++] = args->groups[g];
-}
-
-void job_keep_args(const struct job *job, struct step_args *args, const struct request_step *request)
-{
-    free(args->groups);
-    *args = (struct step_args){
-        .has_max_norm = request->has_max_norm,
-        .max_norm = request->max_norm,
-        .loss_scale = request->loss_scale,
-        .found_inf = request->found_inf,
-    };
-    if (request->n_groups == job->layout->n_groups)
-        args->groups = calloc(request->n_groups, sizeof(*args->groups));
-    for (size_t i = 0; args->groups && i < request->n_groups; i++)
-        args->groups[args->n_groups++] = request->groups[i];
-}
-
 /* Compares the hyperparameters of one group of two ranks. Return: true if they differ, with the difference. */
 static bool hypers_differ(const struct hyper *a, const struct hyper *b, struct evidence_args *evidence,
                           const char **name)
@@ -571,6 +523,7 @@ void job_step(struct job *job, struct job_rank *rank, const struct request_step 
         return;
     }
     job_keep_args(job, &rank->args, request);
+    job_keep_args(job, &rank->expected, &(struct request_step){0});
     rank->process.wants_decision = request->wants_decision;
     blob_reset(&rank->blob_step);
     if (request->has_blob)

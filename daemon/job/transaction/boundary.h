@@ -1,16 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-struct config;
 struct diagnostic;
-struct hyper;
 struct job;
 struct job_rank;
 struct request_abandon_backward;
 struct request_end_backward;
 struct request_step;
-struct step_args;
-struct wire_hyper;
 
 void job_end_backward(struct job *job, struct job_rank *rank, const struct request_end_backward *request);
 void job_abandon_backward(struct job *job, struct job_rank *rank, const struct request_abandon_backward *request);
@@ -28,16 +24,9 @@ void boundary_settle(struct job *job);
  * (WAIT_ABANDON) then give up their backward.
  */
 void job_withdrawn(struct job *job);
-struct hyper job_plain_hyper(const struct config *config, const struct wire_hyper *h);
-struct wire_hyper job_wire_hyper(const struct hyper *h);
 
 /* Aborts the step because of data that a dead process of that rank left in it. Takes the refusal, which may be NULL. */
 void job_abort_inherited(struct job *job, const struct job_rank *from, struct diagnostic *refusal);
 
 /* Return: NULL if the rank's arguments agree with those of the first other rank that has asked, else the refusal. */
 struct diagnostic *job_compare_args(const struct job *job, const struct job_rank *rank);
-
-/* Convert a rank's arguments to a message for another node, and back. groups: room for one per group. */
-void job_describe_args(const struct job *job, const struct step_args *args, struct request_step *request,
-                       struct wire_hyper *groups);
-void job_keep_args(const struct job *job, struct step_args *args, const struct request_step *request);

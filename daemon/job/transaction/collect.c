@@ -23,6 +23,7 @@
 #include "daemon/job/model/survival.h"
 #include "daemon/job/transaction/admit.h"
 #include "daemon/job/transaction/collect-inside.h"
+#include "daemon/job/transaction/speculate.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/memory/ring.h"
 #include "daemon/step/step.h"
@@ -115,6 +116,7 @@ void collect_settled(struct job *job, uint32_t parcel)
         rank->process.slot_credited = true;
         admit_settle(job, rank);
     }
+    speculate_parcel(job, parcel);
     parcel_settle(&job->work.parcels[parcel]);
     collect_parcel(job, parcel);
 }

@@ -49,6 +49,8 @@
 #include "daemon/job/transaction/abort.h"
 #include "daemon/job/transaction/boundary.h"
 #include "daemon/job/transaction/collect.h"
+#include "daemon/job/transaction/speculate.h"
+#include "daemon/job/transaction/step-args.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/memory/ring.h"
 #include "daemon/memory/state.h"
@@ -59,11 +61,6 @@
 
 /* ---- the decision -------------------------------------------------------------------------------------- */
 
-static double divisor(const struct job *job)
-{
-    return job->config->gradient_allreduce_op == CONFIG_ALLREDUCE_MEAN ? job->world.size : 1;
-}
-
 static const struct step_args *first_args(const struct job *job)
 {
     static const struct step_args none = {0}; /* not the arguments of a rank, which may be those of an earlier step */
@@ -72,11 +69,6 @@ static const struct step_args *first_args(const struct job *job)
         if (job->ledger.ranks[r].asked)
             return &job->ranks[r].args;
     return &none;
-}
-
-static double loss_scale_of(const struct job *job, const struct step_args *args)
-{
-    return args->loss_scale > 0 ? args->loss_scale : job_loss_scale(job);
 }
 
 double job_measure_norm(struct job *job)
@@ -111,7 +103,7 @@ static struct evidence_nonfinite nonfinite_evidence(const struct job *job, bool 
         .n_inf = finding->n_inf,
         .overflowed = finding->overflowed,
         .held = held,
-        .loss_scale = loss_scale_of(job, first_args(job)),
+        .loss_scale = step_loss_scale(job, first_args(job)),
     };
 }
 
@@ -196,46 +188,6 @@ static void update_is_done(void *userdata, int result)
     report_progress(job, (struct report){REPORT_UPDATED});
 }
 
-/* Returns the hyperparameters of a group before the schedule. */
-static struct hyper wanted_hyper(const struct config *config, const struct step_args *args, uint32_t group)
-{
-    struct wire_hyper configured = job_wire_hyper(&config->optimizer.hyper), merged;
-
-    if (!args->groups)
-        return config->optimizer.hyper;
-    merged = hyper_merge(&configured, &args->groups[group]);
-    return job_plain_hyper(config, &merged);
-}
-
-/* Does the trainer give a learning rate that the schedule neither sets nor starts from? */
-static bool has_own_rate(const struct config *config, const struct step_args *args, uint32_t group)
-{
-    uint32_t given = args->groups ? args->groups[group].given : 1;
-
-    if (given == 0)
-        return true; /* all fields are given */
-    if (!(given & WIRE_GIVES_LR))
-        return false;
-    return !(given & WIRE_GIVES_START) || !schedule_starts_from_lr(&config->scheduler);
-}
-
-struct hyper job_hyper(const struct job *job, const struct step_args *args, uint32_t group)
-{
-    const struct config *config = job->config;
-    struct hyper hyper = wanted_hyper(config, args, group);
-    double base[WIRE_MAX_GROUPS];
-
-    assert(group < job->layout->n_groups);
-    assert(job->layout->n_groups <= WIRE_MAX_GROUPS);
-    assert(!args->groups || args->n_groups == job->layout->n_groups);
-    if (config->scheduler.type == SCHEDULE_NONE || has_own_rate(config, args, group))
-        return hyper;
-    for (uint32_t g = 0; g < job->layout->n_groups; g++)
-        base[g] = wanted_hyper(config, args, g).lr;
-    hyper.lr = schedule_lr(&config->scheduler, base, job->layout->n_groups, group, job->state->progress.n_applied);
-    return hyper;
-}
-
 static void choose_hypers(struct job *job, const struct step_args *args)
 {
     for (uint32_t g = 0; g < job->layout->n_groups; g++)
@@ -269,7 +221,7 @@ static bool judge_step(struct job *job, const struct asked *asked, double norm, 
                        struct node_verdict *verdict)
 {
     const struct step_args *args = asked->args;
-    double scale = divisor(job) * loss_scale_of(job, args);
+    double scale = step_divisor(job) * step_loss_scale(job, args);
     double max_norm = args->has_max_norm ? args->max_norm : job->config->gradient_clipping, coef;
     bool skips_missing = job->config->diagnostics.on_missing == CONFIG_MISSING_SKIP;
 
@@ -432,6 +384,7 @@ static void finish_commit(void *userdata)
     assert(job->state->progress.epoch == job->ledger.step + 1);
     learn_graph(job);
     timeline_committed(job);
+    speculate_note_commit(job);
     ledger_commit(&job->ledger);
     memset(job->work.parcels, 0, job->layout->n_parcels * sizeof(*job->work.parcels));
     step_open(job->step);
@@ -507,7 +460,7 @@ static bool all_want_norm(const struct job *job)
 /* norm: of the accumulated gradients, unscaled. */
 static void answer_norm(struct job *job, double norm)
 {
-    norm /= divisor(job) * loss_scale_of(job, first_args(job));
+    norm /= step_divisor(job) * step_loss_scale(job, first_args(job));
     for (unsigned r = job->world.first; r < job->world.end; r++) {
         struct job_rank *rank = &job->ranks[r];
 

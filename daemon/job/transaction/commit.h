@@ -11,7 +11,6 @@ struct node_finding;
 struct node_message;
 struct node_verdict;
 struct request_step;
-struct step_args;
 struct wire_hyper;
 
 /* The requests of all nodes for the step, merged into one. Borrowed. */
@@ -44,12 +43,6 @@ void job_hold(struct job *job, const struct node_message *message);
 /* Answers the ranks that wait for the norm. norm: the norm of the accumulated gradient, unscaled. */
 void job_norm_is(struct job *job, double norm);
 void job_commit(struct job *job);
-
-/*
- * Returns the hyperparameters of a group for a step with these arguments. Values that the arguments lack are those of
- * the configuration and the schedule.
- */
-struct hyper job_hyper(const struct job *job, const struct step_args *args, uint32_t group);
 
 /* One node: finds and carries out the verdict on the step, if all ranks that have not left have asked for it. */
 void job_decide(struct job *job);

@@ -271,6 +271,51 @@ static void test_order(void **state)
     done_with(&f);
 }
 
+struct opener {
+    struct task task;
+    sem_t started, may_end;
+};
+
+static void run_opener(struct work *work, uint32_t item)
+{
+    struct opener *opener = container_of(work, struct opener, task.work);
+
+    sem_post(&opener->started);
+    sem_wait(&opener->may_end);
+    run_item(work, item);
+}
+
+/* Works for later start after works that were posted after them, and among each other in the order of posting. */
+static void test_later(void **state)
+{
+    static const unsigned places[] = {200, 300, 0, 100};
+    struct ordered works[4];
+    struct opener opener;
+    unsigned n_started = 0;
+    struct fixture f;
+
+    (void)state;
+    make(&f, 1);
+    sem_init(&opener.started, 0, 0);
+    sem_init(&opener.may_end, 0, 0);
+    opener.task = task_of(&f, 1);
+    opener.task.work.run = run_opener;
+    worker_post_later(f.pool, &opener.task.work);
+    sem_wait(&opener.started);
+    for (unsigned i = 0; i < ARRAY_SIZE(works); i++) {
+        works[i] = (struct ordered){.task = task_of(&f, 100), .n_started = &n_started};
+        works[i].task.work.run = run_ordered;
+        (i < 2 ? worker_post_later : worker_post)(f.pool, &works[i].task.work);
+    }
+    sem_post(&opener.may_end);
+    loop_until(&f, 1 + ARRAY_SIZE(works));
+    for (unsigned i = 0; i < ARRAY_SIZE(works); i++)
+        assert_int_equal(works[i].place, places[i]);
+    sem_destroy(&opener.started);
+    sem_destroy(&opener.may_end);
+    done_with(&f);
+}
+
 struct meeting {
     struct task task;
     pthread_barrier_t *barrier;
@@ -592,6 +637,7 @@ TEST_GROUP(worker)
         cmocka_unit_test(test_many),
         cmocka_unit_test(test_wait),
         cmocka_unit_test(test_order),
+        cmocka_unit_test(test_later),
         cmocka_unit_test(test_several_at_once),
         cmocka_unit_test(test_progress),
         cmocka_unit_test(test_later_work_ends_first),

@@ -52,7 +52,7 @@ static void test_refusals(void **state)
         {"stage: 2\n", "3:1", "stage", "nearest valid key: zero_optimization.stage"},
         {"zero_optimization: {stag: 2}\n", "3:21", "zero_optimization.stag",
          "allowed here: stage, reduce_bucket_size, overlap_comm, stage3_max_live_parameters, stage3_on_one_node, "
-         "offload_optimizer; "
+         "speculative_update, offload_optimizer; "
          "nearest valid key: zero_optimization.stage"},
         {"zero_optimization: {contiguous_gradient: true}\n", "3:21", "zero_optimization.contiguous_gradient",
          "nearest valid key: zero_optimization.contiguous_gradients"},

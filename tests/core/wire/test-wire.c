@@ -195,6 +195,11 @@ static void assert_request_equal(const struct request *a, const struct request *
     case REQUEST_DECLARE:
         assert_declare_equal(&a->declare, &b->declare);
         break;
+    case REQUEST_BEGIN_BACKWARD:
+        assert_memory_equal(&a->begin_backward, &b->begin_backward, offsetof(struct request_begin_backward, groups));
+        assert_int_equal(a->begin_backward.n_groups, b->begin_backward.n_groups);
+        assert_hypers_equal(a->begin_backward.groups, b->begin_backward.groups, a->begin_backward.n_groups);
+        break;
     case REQUEST_INTERN:
         assert_int_equal(a->intern.id, b->intern.id);
         assert_string_equal(a->intern.text, b->intern.text);
@@ -336,6 +341,7 @@ static void assert_formed_equal(const struct reply_formed *a, const struct reply
     assert_true(a->n_tickets == b->n_tickets && a->ring_bytes == b->ring_bytes && a->digest == b->digest);
     assert_true(a->loss_scale == b->loss_scale);
     assert_true(a->first_point == b->first_point && a->bucket_elems == b->bucket_elems);
+    assert_int_equal(a->speculates, b->speculates);
     assert_int_equal(a->n_gpu_bytes, b->n_gpu_bytes);
     assert_memory_equal(a->gpu, b->gpu, b->n_gpu_bytes);
 }

@@ -86,9 +86,18 @@ static float *master_of(const struct fixture *f, uint32_t param, uint64_t elem)
 static float get_master(const struct fixture *f, uint32_t param, uint64_t elem)
 {
     const struct layout_param *p = &f->layout->params[param];
-    float master;
+    const struct layout_chunk *chunk;
+    uint32_t id = p->first_chunk;
+    float *masters, master;
 
-    weights_widen(f->state, f->kernels, p->bucket, p->offset_elems + elem, STATE_MASTER, 1, &master);
+    while (elem >= f->layout->chunks[id].start_elem + f->layout->chunks[id].n_elems)
+        id++;
+    chunk = &f->layout->chunks[id];
+    masters = malloc(chunk->n_elems * sizeof(*masters));
+    assert_non_null(masters);
+    weights_widen(f->state, f->kernels, id, STATE_MASTER, masters);
+    master = masters[elem - chunk->start_elem];
+    free(masters);
     return master;
 }
 

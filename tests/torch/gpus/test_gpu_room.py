@@ -80,6 +80,7 @@ def reference(zerod, run):
 
 
 def bytes_needed(build, *more):
+    """more: arguments of zerodctl plan."""
     command = [build.path("client/ctl/zerodctl"), "--json", "plan", "--ranks", "2", "--params", str(ARENA // 4), *more]
     return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
 
@@ -94,6 +95,7 @@ def test_sizes(build, zerod, run, reference):
         assert rank[3]["in backward"] == 0, "a backward waited for room"
     assert re.search(r"the models are on GPUs: \d+ workers, buckets of up to 50000000 elements, and a ring of 12.0 MiB for "
                      r"each rank, which holds all gradients of a micro-batch\n", daemon.log()), daemon.log()
+    assert "the update begins in the backward, in spare places of " in daemon.log()
     assert ", the ring of 12.0 MiB holds all of the GPU's gradients; from the daemon" in ranks[0][1]
     planned = bytes_needed(build, "--offload")["bytes_by_class"]
     for name, n_bytes in planned.items():
@@ -113,15 +115,18 @@ def test_one_model_in_host_memory(zerod, run, reference):
     (AUTO, 500_000, 0.8, "for large buckets and rings: as for models in host memory there are buckets of up to 500000 "),
     ({"reduce_bucket_size": 200_000}, 200_000, 0.33, "for rings of 12.0 MiB, which hold all gradients of a micro-batch"),
 ], ids=["buckets", "ring"])
-def test_memory_is_short(build, zerod, run, reference, settings, bucket, share, said):
-    """With little memory the job has smaller rings, and one line reports this."""
-    limit = bytes_needed(build, "--offload")["needed_bytes"] - (4 << 20)
+def test_memory_is_short(build, zerod, run, reference, tmp_path, settings, bucket, share, said):
+    """With little memory the job has smaller rings and no spare places, and one line reports this."""
+    config = tmp_path / "plan.yaml"  # memory is short for the spare places of a speculative update, too
+    config.write_text("zero_optimization: {speculative_update: false}\n")
+    limit = bytes_needed(build, "--offload", "--config", str(config))["needed_bytes"] - (4 << 20)
     daemon = zerod({"zero_optimization": settings, "limits": {"memory": f"{limit >> 10}KiB"}})
     ranks = run(daemon, train, on_gpu=(0, 1))
     check_bits(reference, ranks)
     assert sizes(ranks[0][2]) == (bucket, pytest.approx(share, rel=0.1))
     lines = [line for line in daemon.log().splitlines() if "the models are on GPUs" in line]
     assert len(lines) == 1 and f"memory is short {said}" in lines[0], daemon.log()
+    assert "the update begins" not in daemon.log()
     assert "holds a part of the GPU's gradients" in ranks[0][1]
 
 

@@ -1,0 +1,26 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#pragma once
+
+/*
+ * When to update before the decision (daemon/step/speculation.h). A parcel is updated when the gradients of its last
+ * expected micro-batch are in the sums: the open step is expected to have as many micro-batches as the last one. The
+ * expected learning rates are those that rank 0 has announced with the micro-batch, or else those of the last step;
+ * the gradients are expected not to be clipped.
+ *
+ * After several steps in a row in which these expectations were wrong, some steps are left out, because a speculative
+ * update that is dropped costs the memory's time.
+ */
+
+#include <stdint.h>
+
+struct job;
+
+/* Chooses whether the job has spare places. Call it when the layout is made and before memory is planned. */
+void speculate_choose(struct job *job);
+
+/* Call it when a parcel was summed at its position. */
+void speculate_parcel(struct job *job, uint32_t parcel);
+
+/* Call it when a step is committed, and when an attempt begins. */
+void speculate_note_commit(struct job *job);
+void speculate_forget(struct job *job);

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+zero_optimization.speculative_update with PyTorch: a schedule of learning rates is known in time, and whatever the
+program does between its last backward and step(), the numbers are those of a run without it.
+"""
+
+import pytest
+import torch
+from torch import nn
+
+N_STEPS = 12
+
+
+def training(what):
+    import zerod
+
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(64, 96), nn.Tanh(), nn.Linear(96, 8)).bfloat16()
+    opt = zerod.Optimizer(model, lr=0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(opt, lambda step: 1 / (1 + step))
+    torch.manual_seed(100 + opt.rank)
+
+    def backward(factor=1.0):
+        (model(torch.randn(4, 64, dtype=torch.bfloat16)).float().pow(2).mean() * factor).backward()
+
+    for step in range(N_STEPS):
+        backward()
+        backward()
+        if what == "another micro-batch" and step % 3 == 2:
+            backward()
+        if what == "another rate" and step % 3 == 2:
+            opt.param_groups[0]["lr"] *= 2
+        if what == "dropped" and step % 3 == 2:
+            opt.zero_grad()
+            backward()
+            backward()
+        if what == "clipped" and step % 3 == 2:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        if what == "not a number" and step % 3 == 2:
+            backward(float("nan"))
+        opt.step()
+        opt.zero_grad()
+        schedule.step()
+    weights = [p.detach().clone() for p in model.parameters()]
+    exp_avg = [opt.state[p]["exp_avg"].clone() for p in model.parameters()]
+    opt.close()
+    return weights, exp_avg
+
+
+@pytest.mark.parametrize("what", ["as expected", "another micro-batch", "another rate", "dropped", "clipped", "not a number"])
+def test_numbers(zerod, run, what):
+    config = {"gradient_clipping": 0, "diagnostics": {"on_leave": "continue"}}
+    early = zerod(config | {"zero_optimization": {"stage": 2, "speculative_update": True}})
+    found, usual = run(early, training, what=what), run(zerod(config | {"zero_optimization": {"stage": 2}}), training, what=what)
+    assert all(torch.equal(a, b) for ours, theirs in zip(found, usual) for some, others in zip(ours, theirs)
+               for a, b in zip(some, others))
+    counters = early.status()["counters"]
+    assert counters["n_early_updates"] > 0
+    if what == "as expected":
+        assert counters["n_early_updates_dropped"] == 0
