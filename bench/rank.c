@@ -17,10 +17,12 @@
  * which the machine has no room for the gradients of all ranks.
  * --gather: for stage 3; all parameters are gathered once and never released.
  * --bf16: weights and gradients are bf16; --bf16-gradients: only gradients are bf16. By default both are fp32.
- * --sleeps: needs --in-slot. The rank behaves like a rank with a GPU, which leaves the cores to the daemon. It sleeps F
- * us for the forward, and --compute-us for each parameter's backward. It pushes a gradient when the copy to the host
- * would be done. The iteration ends when the copy of the weights to the GPU would be done. Each direction copies M
- * MB/s.
+ * --sleeps: needs --in-slot. The rank behaves like a rank with a GPU, which leaves the cores to the daemon, and with
+ * overlap_update. It sleeps F us for the forward, in which each parameter waits for its weights and for their copy to
+ * the GPU, and --compute-us for each parameter's backward. It pushes a gradient when the copy to the host would be done.
+ * The iteration ends when the step is decided. Each direction copies M MB/s. The forward's ns are "forward", because
+ * slots are filled after the forward and before "start". The line "wait" waits until all weights are written, and is
+ * answered with that time, "there".
  * --spike: each N-th iteration has gradients that are 16 times as large.
  */
 
@@ -275,13 +277,33 @@ static int fill_slots(struct zerod *c, const struct options *o, uint64_t seed)
 }
 
 struct times {
-    uint64_t start, pushed, ended, stepped, done;
+    uint64_t forward; /* duration */
+    uint64_t start, pushed, ended, done;
 };
 
 /* Pushes the i-th parameter in the order of the backward. */
 static int push_from_slot(struct zerod *c, const struct options *o, unsigned i)
 {
     return zerod_push(c, &(struct zerod_push){.param = o->n_params - 1 - i});
+}
+
+/* Copies the weights of each parameter and computes with them, as two streams of a GPU do. Return: as zerod_wait(). */
+static int sleep_through_forward(struct zerod *c, const struct options *o)
+{
+    uint64_t copied = now_ns(), computed = copied;
+    uint64_t each = copy_ns(o, o->n_elems / o->n_params * (o->bf16 ? 2 : 4));
+    int r = 0;
+
+    for (unsigned i = 0; r == 0 && i < o->n_params; i++) {
+        uint64_t now;
+
+        r = zerod_wait(c, &i, 1);
+        now = now_ns();
+        copied = (now > copied ? now : copied) + each;
+        computed = (copied > computed ? copied : computed) + o->forward_us * UINT64_C(1000) / o->n_params;
+    }
+    sleep_until(computed);
+    return r;
 }
 
 /* Computes and pushes all gradients as a GPU does. A GPU's copies run one after another, during the backward. The rank
@@ -312,21 +334,21 @@ static int sleep_through_backward(struct zerod *c, const struct options *o)
 static int try_step(struct zerod *c, const struct options *o, uint8_t *grads, uint64_t seed, struct times *times)
 {
     uint64_t n = o->n_elems / o->n_params, n_kept = o->n_buffer_elems / n;
+    uint64_t began = now_ns();
     double norm;
-    int r = zerod_grad_norm(c, &norm); /* the ranks start together */
+    int r = o->sleeps ? sleep_through_forward(c, o) : zerod_grad_norm(c, &norm); /* the ranks start together */
 
     if (r != 0)
-        return r == ZEROD_ABORTED ? r : fail(c, "grad_norm");
+        return r == ZEROD_ABORTED ? r : fail(c, "begin");
+    times->forward = now_ns() - began;
     if (o->in_slot && fill_slots(c, o, seed) != 0)
         return 1;
     if (times->start == 0) /* a step that is begun again takes longer */
         times->start = now_ns();
     if (!o->in_slot)
         zerod_begin_backward(c, NULL);
-    if (o->sleeps) {
-        sleep_until(now_ns() + o->forward_us * 1000u);
+    if (o->sleeps)
         r = sleep_through_backward(c, o);
-    }
     for (unsigned i = o->n_params; !o->sleeps && r == 0 && i-- > 0;) {
         pretend_to_compute(o->compute_us);
         r = zerod_push(
@@ -338,9 +360,6 @@ static int try_step(struct zerod *c, const struct options *o, uint8_t *grads, ui
     times->ended = now_ns();
     if (r == 0)
         r = zerod_step(c, NULL, NULL);
-    times->stepped = now_ns();
-    if (r == 0 && o->sleeps)
-        sleep_until(times->stepped + copy_ns(o, o->n_elems * (o->bf16 ? 2 : 4)));
     times->done = now_ns();
     return r == 0 || r == ZEROD_ABORTED ? r : fail(c, "step");
 }
@@ -358,9 +377,9 @@ static int iterate(struct zerod *c, const struct options *o, uint8_t *grads, uns
     while (r == ZEROD_ABORTED);
     if (r != 0)
         return r;
-    printf("{\"iteration\": %u, \"rank\": %d, \"start\": %" PRIu64 ", \"pushed\": %" PRIu64 ", \"ended\": %" PRIu64
-           ", \"stepped\": %" PRIu64 ", \"done\": %" PRIu64 "}\n",
-           iteration, o->rank, times.start, times.pushed, times.ended, times.stepped, times.done);
+    printf("{\"iteration\": %u, \"rank\": %d, \"forward\": %" PRIu64 ", \"start\": %" PRIu64 ", \"pushed\": %" PRIu64
+           ", \"ended\": %" PRIu64 ", \"done\": %" PRIu64 "}\n",
+           iteration, o->rank, times.forward, times.start, times.pushed, times.ended, times.done);
     fflush(stdout);
     return 0;
 }
@@ -386,6 +405,15 @@ static int say_weights(struct zerod *c, const struct options *o, uint64_t stride
     return 0;
 }
 
+static int wait_for_weights(struct zerod *c)
+{
+    if (zerod_wait(c, NULL, 0) != 0)
+        return fail(c, "wait");
+    printf("{\"there\": %" PRIu64 "}\n", now_ns());
+    fflush(stdout);
+    return 0;
+}
+
 static int iterate_on_demand(struct zerod *c, const struct options *o, uint8_t *grads)
 {
     unsigned iteration = 0;
@@ -397,6 +425,8 @@ static int iterate_on_demand(struct zerod *c, const struct options *o, uint8_t *
     while (r == 0 && fgets(line, sizeof(line), stdin)) {
         if (strncmp(line, "sample ", 7) == 0)
             r = say_weights(c, o, strtoull(line + 7, NULL, 10));
+        else if (strcmp(line, "wait\n") == 0)
+            r = wait_for_weights(c);
         else
             r = iterate(c, o, grads, iteration++);
     }
@@ -409,7 +439,8 @@ int main(int argc, char **argv)
     struct zerod *c;
     uint8_t *grads = mmap(NULL, o.n_buffer_elems * elem_bytes(&o), PROT_READ | PROT_WRITE,
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-    struct zerod_options options = {.rank = o.rank, .socket = o.socket, .flags = o.sleeps ? ZEROD_COPIES_FROM_GPU : 0};
+    struct zerod_options options = {
+        .rank = o.rank, .socket = o.socket, .flags = o.sleeps ? ZEROD_COPIES_FROM_GPU | ZEROD_OVERLAP_UPDATE : 0};
     int r = 0;
 
     if (grads == MAP_FAILED || zerod_connect(&c, &options) != 0)

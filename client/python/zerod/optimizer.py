@@ -296,8 +296,10 @@ class Optimizer(torch.optim.Optimizer):
         own.make_equal(self._own, fingerprints, first, device)
 
     def _make_overlap(self) -> WholeStep:
-        is_plain = self._overlaps and type(self._place) is placement.InHost and self.sharding is None
-        return Overlap(self._client, self.model, self._bound) if is_plain else WholeStep(self._client)
+        place = self._place
+        if self._overlaps and self.sharding is None and type(place) in (placement.InHost, placement.Offload):
+            return Overlap(self._client, self._bound, place, self.model)
+        return WholeStep(self._client, self._bound, place)
 
     def close(self) -> None:
         """Leaves the job; the model's weights become ordinary memory of this process."""
@@ -531,9 +533,7 @@ class Optimizer(torch.optim.Optimizer):
         args = self._step_args()
         self._place.before_step()
         self.result = self._gradients.answered(lambda: self._client.step(args))
-        self._overlap.stepped()
-        if self.result.applied:
-            self._place.after_step()
+        self._overlap.stepped(self.result.applied)
         if self._aside.amp is not None and not self.result.applied:
             self._aside.amp[1].fill_(1.0)  # GradScaler.update() reads it: the verdict of all ranks, not of this rank
         self._aside.amp = None
@@ -589,6 +589,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _expect(self) -> None:
         """Tells the daemon the hyperparameters of the coming step, if they are not those of the last step."""
+        self._overlap.wait()  # a model on a GPU: copies the weights that no forward has read
         if self._expected is None:
             return
         try:
@@ -726,6 +727,7 @@ class Optimizer(torch.optim.Optimizer):
         return self._aside.in_window
 
     def open_window(self) -> None:
+        self._overlap.wait()
         self._place.before_step()
         self._place.window_opens()
         try:

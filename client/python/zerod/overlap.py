@@ -4,6 +4,9 @@ Optimizer(..., overlap_update=True): step() returns when the step is decided, an
 the next forward runs. A hook before each module's forward waits for the module's own parameters, and for those of inner
 modules that have no forward, such as nn.ParameterList. A read of module.weight waits as well, whichever code reads it.
 
+If the model is on a GPU and the daemon's work in host memory, weights are copied to the GPU when they have been waited for,
+in the order of the stream: before what the program does with them.
+
 Code that reads weights in another way, such as model.parameters(), calls zerod.wait() first. Calls of the optimizer and
 the next backward wait by themselves (zerod_wait() in zerod/client.h).
 """
@@ -21,20 +24,24 @@ from torch import nn
 from . import borrowed
 from .binding import Bound
 from .client import Client
+from .placement import InHost
 from .registry import open_optimizers, owners_of
 from .uncopied import BreakingHook, Hook
 
 
 class WholeStep:
-    """For optimizers without overlap_update, on GPUs, or with gathered weights: step() returns when all weights are
+    """For optimizers without overlap_update, jobs on GPUs, or with gathered weights: step() returns when all weights are
     written."""
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, client: Client, bound: Sequence[Bound], place: InHost) -> None:
+        self._client, self._place = client, place
+        self._trainable = [b for b in bound if b.trainable]
 
-    def stepped(self) -> None:
-        """Called when the step is decided."""
+    def stepped(self, applied: bool) -> None:
+        """Called when the step is decided. applied: it changes the weights."""
         self._client.wait(None, 0)
+        if applied:
+            self._place.refresh(self._trainable)
 
     def wait(self, params: Iterable[torch.Tensor] | None = None) -> None:
         """Waits until these parameters have the weights of the last step; None: all."""
@@ -46,15 +53,16 @@ class WholeStep:
 class Overlap(WholeStep):
     """Each module waits for its own weights."""
 
-    def __init__(self, client: Client, model: nn.Module, bound: Sequence[Bound]) -> None:
-        super().__init__(client)
-        self._index = {b.param: b.index for b in bound if b.trainable}
-        self._ids = {}
+    def __init__(self, client: Client, bound: Sequence[Bound], place: InHost, model: nn.Module) -> None:
+        super().__init__(client, bound, place)
+        self._of = {b.param: b for b in self._trainable}
+        self._ids: dict[nn.Module, list[Bound]] = {}
         for module in model.modules():
-            index = sorted({self._index[p] for p in _read_by(module) if p in self._index})
-            if index:
-                self._ids[module] = (c_uint * len(index))(*index), len(index)
-        self._left: dict[nn.Module, Any] = {}  # modules that have not waited since the last step
+            read = {b.index: b for b in (self._of.get(p) for p in _read_by(module)) if b is not None}
+            if read:
+                self._ids[module] = [read[index] for index in sorted(read)]
+        self._left: dict[nn.Module, list[Bound]] = {}  # modules that have not waited since the last step
+        self._old: set[int] = set()  # indices of parameters that nobody has waited for since the last step
         before = BreakingHook(self._before)
         # Runs before hooks that compute a weight from others, such as that of torch.nn.utils.weight_norm.
         self._handles: list[Any] = [m.register_forward_pre_hook(before, prepend=True) for m in self._ids]
@@ -63,18 +71,30 @@ class Overlap(WholeStep):
         for module in self._watched:
             borrowed.watch(module, functools.partial(self._read, module))
 
-    def stepped(self) -> None:
-        self._left = dict(self._ids)
+    def stepped(self, applied: bool) -> None:
+        if applied:
+            self._left = dict(self._ids)
+            self._old = {b.index for b in self._trainable}
 
     def wait(self, params: Iterable[torch.Tensor] | None = None) -> None:
-        if not self._left:
+        if not self._old:
             return
         if params is None:
             self._left = {}
             self._client.wait(None, 0)
+            self._renew(self._trainable)
         else:
-            index = [self._index[p] for p in params if p in self._index]
-            self._client.wait((c_uint * len(index))(*index), len(index))
+            self._wait_for([self._of[p] for p in params if p in self._of])
+
+    def _wait_for(self, bound: Sequence[Bound]) -> None:
+        self._client.wait((c_uint * len(bound))(*(b.index for b in bound)), len(bound))
+        self._renew(bound)
+
+    def _renew(self, bound: Sequence[Bound]) -> None:
+        """Copies weights to the GPU, once in each step, because a later copy would look like a write by the program."""
+        new = [b for b in bound if b.index in self._old]
+        self._old.difference_update(b.index for b in new)
+        self._place.refresh(new)
 
     def _before(self, module: nn.Module, _args: Any) -> None:
         if not self._left:
@@ -82,16 +102,16 @@ class Overlap(WholeStep):
         if not module.training:  # torch's fast paths then read the weights of submodules
             self.wait()
             return
-        self._wait_for(module)
+        self._wait_for_module(module)
 
     def _read(self, module: nn.Module, _param: torch.Tensor) -> None:
         if self._left:
-            self._wait_for(module)
+            self._wait_for_module(module)
 
-    def _wait_for(self, module: nn.Module) -> None:
-        ids = self._left.pop(module, None)
-        if ids is not None:
-            self._client.wait(*ids)
+    def _wait_for_module(self, module: nn.Module) -> None:
+        bound = self._left.pop(module, None)
+        if bound is not None:
+            self._wait_for(bound)
 
     def _before_state_dict(self, *_args: Any) -> None:
         self.wait()

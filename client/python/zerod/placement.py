@@ -91,8 +91,8 @@ class InHost:
     def before_step(self) -> None:
         """Waits for copies and kernels that read the weights, because the step writes them."""
 
-    def after_step(self) -> None:
-        """Called when the published weights are the new weights."""
+    def refresh(self, bound: Sequence[Bound]) -> None:
+        """Called when the published weights of these parameters are the new weights."""
 
     def window_opens(self) -> None:
         """Called before other memory is mapped at the addresses of the published weights."""
@@ -212,7 +212,7 @@ class Offload(InHost):
                 attach(b, b.view(torch.empty(b.param.numel(), dtype=b.param.dtype, device=self.device)))
             b.address = b.param.data_ptr()
         self._published = [published(self._client, b) for b in self._bound]
-        self._refresh(self._bound)
+        self.refresh(self._bound)
 
     def detach(self, b: Bound) -> None:
         """Does nothing: the parameters of Offload are always in this process's own memory."""
@@ -220,7 +220,7 @@ class Offload(InHost):
     # ---- weights -------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def _refresh(self, bound: Sequence[Bound]) -> None:
+    def refresh(self, bound: Sequence[Bound]) -> None:
         for b in bound:
             if b.n_bytes:
                 _cuda.to_gpu(b.param.detach(), self._published[b.index])
@@ -229,9 +229,6 @@ class Offload(InHost):
     def before_step(self) -> None:
         """Waits for the copies of the last step's weights, whose source this step writes. Usually they are done."""
         self._refreshed.wait()
-
-    def after_step(self) -> None:
-        self._refresh([b for b in self._bound if b.trainable])
 
     def window_opens(self) -> None:
         """Unregisters the weights: a driver registers pages, and the window maps other pages at this address."""
@@ -246,7 +243,7 @@ class Offload(InHost):
 
     def window_closed(self) -> None:
         self._registered.add(_lib.MEMORY_WEIGHTS, read_only=True)
-        self._refresh(self._bound)
+        self.refresh(self._bound)
 
     # ---- gradients -----------------------------------------------------------------------------------
 

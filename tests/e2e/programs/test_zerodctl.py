@@ -640,12 +640,16 @@ def test_plan_with_a_configuration(tmp_path):
 
 
 def test_plan_of_models_on_gpus(tmp_path):
-    """On GPUs the ring has room for all gradients of a micro-batch, unless the file asks for the minimum."""
+    """
+    With models on GPUs the ring has room for all gradients of a micro-batch, unless the file asks for the minimum, and each
+    parameter has a spare place for its fp32 state and its bf16 weight.
+    """
     host, gpus = (plan("--params", "64e6", "--ranks", 2, "--dtype", "bf16", *more) for more in ((), ("--offload",)))
     assert (host["bucket_elems"], host["offload"], gpus["bucket_elems"], gpus["offload"]) == (500_000, False, 50_000_000, True)
     assert host["bytes_by_class"]["ring"] == pytest.approx(2 * 5 * 2 * 500_000, rel=0.02)
     assert gpus["bytes_by_class"]["ring"] == pytest.approx(2 * 2 * 64e6, rel=0.02)
-    others = {"state", "gradient", "overflow", "staging", "weights", "pool"}
+    assert gpus["bytes_by_class"]["state"] - host["bytes_by_class"]["state"] == pytest.approx(14 * 64e6, rel=0.02)
+    others = {"gradient", "overflow", "staging", "weights", "pool"}
     assert all(gpus["bytes_by_class"][c] == pytest.approx(host["bytes_by_class"][c], rel=0.02) for c in others)
     file = tmp_path / "job.yaml"
     file.write_text("world: {size: 2}\nzero_optimization: {overlap_comm: false, reduce_bucket_size: 1000000}\n")

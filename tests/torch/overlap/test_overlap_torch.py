@@ -6,6 +6,7 @@ No old weight is read, however late the last weights come.
 
 import contextlib
 import copy
+import functools
 import os
 import pickle
 import re
@@ -13,6 +14,7 @@ import signal
 import time
 import warnings
 
+import late_cuda
 import pytest
 import torch
 from tiers import full
@@ -57,6 +59,21 @@ def loss_of(model, step, rank, scale=1.0):
     return scale * nn.functional.cross_entropy(model(tokens).view(-1, 40), tokens.roll(1, 1).view(-1))
 
 
+def placed(function):
+    """Adds an argument on_gpu: a stand-in for a GPU has the model, and the daemon's work is in host memory."""
+
+    @functools.wraps(function)
+    def run(*args, on_gpu=False, **kwargs):
+        if on_gpu:
+            late_cuda.install()
+        result = function(*args, **kwargs)
+        assert late_cuda.problems == []
+        return result
+
+    return run
+
+
+@placed
 def train(overlap, n_steps=N_STEPS, infinite=()):
     """Trains one rank. Return: loss, norm and whether it was applied for each step, and the final weights."""
     import zerod
@@ -81,12 +98,16 @@ def assert_same(runs, others):
         assert all(torch.equal(weights[name], other_weights[name]) for name in weights)
 
 
+PLACES = pytest.mark.parametrize("on_gpu", [False, True], ids=["host", "gpu"])
+
+
+@PLACES
 @pytest.mark.parametrize("env", [{}, SLOW], ids=["fast", "slow"])
-def test_same_bits(zerod, run, env):
+def test_same_bits(zerod, run, env, on_gpu):
     """Clipped and skipped steps. Chunks take 5 ms, so a forward that did not wait would read old weights."""
     n_steps = 8 if env else N_STEPS
     infinite = (3, 5)
-    with_it = run(zerod(CONFIG, env=env), train, overlap=True, n_steps=n_steps, infinite=infinite)
+    with_it = run(zerod(CONFIG, env=env), train, overlap=True, n_steps=n_steps, infinite=infinite, on_gpu=on_gpu)
     without = run(zerod(CONFIG), train, overlap=False, n_steps=n_steps, infinite=infinite)
     assert_same(with_it, without)
     assert with_it[0][0].count("False") == len(infinite)
@@ -101,6 +122,7 @@ def test_waits_for_all(zerod, run, config):
     assert_same(with_it, run(zerod(config), train, overlap=False, n_steps=4))
 
 
+@placed
 def two_steps(overlap, after):
     """Does two steps on one rank, and `after` between them. Return: the result of `after`, and the final weights."""
     import zerod
@@ -159,10 +181,11 @@ def write(zerod, opt, model):
 
 @pytest.mark.parametrize("after", [push_at_once, read_past_the_module, read_all, save, read_state, evaluate, write],
                          ids=lambda after: after.__name__)
-def test_between_steps(zerod, run, after):
+@PLACES
+def test_between_steps(zerod, run, after, on_gpu):
     """Code before the next forward sees the weights of the step, or waits by itself."""
     config = {"world": {"size": 1}}
-    (seen, weights), = run(zerod(config, env=SLOW), two_steps, overlap=True, after=after)
+    (seen, weights), = run(zerod(config, env=SLOW), two_steps, overlap=True, after=after, on_gpu=on_gpu)
     (other_seen, other_weights), = run(zerod(config), two_steps, overlap=False, after=after)
     assert len(seen) == len(other_seen) and all(map(torch.equal, seen, other_seen))
     assert all(torch.equal(weights[name], other_weights[name]) for name in weights)
@@ -267,6 +290,7 @@ def test_forward_does_not_wait_for_the_last_layer(zerod, run):
     assert first < whole / 3
 
 
+@placed
 def wait_in_vain(pid, number, timeout):
     zerod, opt, model = first_step(timeout)
     model.embed(torch.zeros(1, dtype=torch.int64))  # these weights are already there
@@ -280,14 +304,15 @@ def wait_in_vain(pid, number, timeout):
     return said
 
 
+@PLACES
 @pytest.mark.parametrize("number, kind, text", [
     (signal.SIGSTOP, "TimeoutError", "zerod did not answer within 1000 ms"),
     (signal.SIGKILL, "ConnectionLost", "zerod was stopped or killed|has closed the connection"),
 ], ids=["stopped", "killed"])
-def test_daemon_does_not_go_on(zerod, start, number, kind, text):
+def test_daemon_does_not_go_on(zerod, start, number, kind, text, on_gpu):
     """The daemon dies or stops in the update for good. The forward raises the error that step() would raise."""
     daemon = zerod({"world": {"size": 1}, "threads": 1}, env=STUCK)
-    said = start(daemon, wait_in_vain, pid=daemon.pid, number=number, timeout=1.0).result()
+    said = start(daemon, wait_in_vain, pid=daemon.pid, number=number, timeout=1.0, on_gpu=on_gpu).result()
     with contextlib.suppress(ProcessLookupError):
         daemon.signal(signal.SIGCONT)
     daemon.kill()
