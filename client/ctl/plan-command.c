@@ -397,7 +397,8 @@ static int choose_gpu_room(const struct plan_request *request, struct config *co
         return -EX_USAGE;
     }
     config_choose_gpu_room(config, CONFIG_GPU_ROOM_MICRO_BATCH);
-    config->zero.speculates = config->zero.speculative_update != CONFIG_SPECULATE_NOT && config_can_speculate(config);
+    if (config->zero.speculative_update != CONFIG_SPECULATE_NOT && config_can_speculate(config))
+        config->zero.spare_buckets = UINT32_MAX; /* all */
     return 0;
 }
 

@@ -165,7 +165,7 @@ static uint64_t spare_bytes(const struct layout *layout, const struct plan_optio
 {
     uint64_t sum = 0;
 
-    for (uint32_t b = 0; options->speculates && b < layout->n_buckets; b++) {
+    for (uint32_t b = 0; b < MIN(options->spare_buckets, layout->n_buckets); b++) {
         uint64_t n_elems = owned_elems(layout, options, b);
         bool is_fp32 = layout->buckets[b].dtype == DTYPE_F32;
 

@@ -47,7 +47,7 @@ struct plan_options {
     unsigned first_local_rank; /* the ranks of this node; it owns their partitions */
     unsigned n_local_ranks;
     uint64_t stage3_max_live_elems; /* elements, per rank */
-    bool speculates;                /* chunks have spare places */
+    uint32_t spare_buckets;         /* so many first buckets have spare places; may be more than there are */
     bool ring_holds_all;            /* each ring has room for all parcels of a micro-batch */
     uint64_t staging_bytes;         /* bytes for the exchange between nodes; 0: one node, collective: local */
 
@@ -70,9 +70,8 @@ struct plan_options {
  *              masters and count as weights); in stage 3: 4 O, and all frozen parameters, which every node has
  *              whole, each from a multiple of 64 bytes. A 24-bit master of a bf16 weight takes 1 instead of 4, or 3
  *              in stage 3. In every stage also n_moments moments: 4 O each; 2 O in bf16; 68/64 O, on a cache line,
- *              in 8 bits
- *              With speculates, also spare places: masters, of fp32 weights too, and moments as above, and 2 O
- *              for 16-bit weights; none for matrices of Muon
+ *              in 8 bits. Spare places have masters, of fp32 weights too, and moments as above, and 2 O for 16-bit
+ *              weights; none for matrices of Muon
  *   gradient   fp32 accumulators of the owned partitions: 4 O
  *   ring       L x plan_ring_bytes()
  *   overflow   at most L x arena; only granted overflow is held; none on GPUs

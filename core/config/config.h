@@ -99,7 +99,7 @@ struct config_zero {
     enum config_offload offload_optimizer;
     enum config_speculate speculative_update;
     enum config_gpu_room gpu_room; /* chosen by the job's ranks, not by the file */
-    bool speculates;               /* chunks have spare places; chosen when the job is formed */
+    uint32_t spare_buckets;        /* so many first buckets have spare places; chosen when the job is formed */
 };
 
 struct config_optimizer {

@@ -190,7 +190,7 @@ static void answer_formed(struct job *job, struct job_rank *rank)
                                 .n_blob_bytes = rank->blob.n_bytes,
                                 .loss_scale = job_loss_scale(job),
                                 .bucket_elems = job->layout->bucket_elems,
-                                .speculates = job->config->zero.speculates,
+                                .speculates = job->config->zero.spare_buckets > 0,
                                 .segments = found.segments,
                                 .n_segments = n,
                                 .gpu = found.gpu,

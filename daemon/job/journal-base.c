@@ -52,8 +52,8 @@ static void describe_config(const struct job *job, struct strbuf *out)
     strbuf_add(out, "optimizer.params.master_weight_bits %u\n", config->optimizer.master_weight_bits);
     if (config->zero.gpu_room != CONFIG_GPU_ROOM_NONE) /* else an earlier version may adopt the run */
         strbuf_add(out, "room for gradients of GPUs %d\n", (int)config->zero.gpu_room);
-    if (config->zero.speculates)
-        strbuf_add(out, "speculative update\n");
+    if (config->zero.spare_buckets > 0)
+        strbuf_add(out, "speculative update, buckets %" PRIu32 "\n", config->zero.spare_buckets);
 }
 
 /*
@@ -131,7 +131,10 @@ static void choose_gpu_room_again(struct job *job, const char *text)
 /* A run with spare places keeps them, because values of its state may be in them. */
 static void choose_speculation_again(struct job *job, const char *text)
 {
-    job->run.chosen.zero.speculates = strstr(text, "\nspeculative update\n") != NULL;
+    static const char name[] = "\nspeculative update, buckets ";
+    const char *line = strstr(text, name);
+
+    job->run.chosen.zero.spare_buckets = line ? (uint32_t)strtoul(line + strlen(name), NULL, 10) : 0;
 }
 
 /* An earlier version gathered weights in stage 3 on one node, too. A run of that version continues to gather. */

@@ -41,7 +41,9 @@ static const struct layout_param *param_of(const struct state *state, uint32_t c
 
 bool spare_has(const struct state *state, uint32_t chunk)
 {
-    return state->turns && !param_of(state, chunk)->muon;
+    const struct layout_param *param = param_of(state, chunk);
+
+    return state->turns && param->bucket < state->n_spares && !param->muon;
 }
 
 bool spare_is_turned(const struct state *state, uint32_t chunk)

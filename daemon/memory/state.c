@@ -46,7 +46,7 @@ static void find_owned(struct state *state)
 
         bucket->owned_elems =
             layout_owned_elems(state->layout, b, state->first_rank, state->n_ranks, &bucket->owned_start);
-        if (state->spares) {
+        if (b < state->n_spares) {
             state->spares[b].owned_start = bucket->owned_start;
             state->spares[b].owned_elems = bucket->owned_elems;
         }
@@ -132,18 +132,19 @@ static void plan_spares(const struct state_options *options, const struct placem
     spare->acc = UINT64_MAX;
 }
 
-/* Makes the second places of all chunks. places: of the first places; overwritten. Return: 0 or -errno. */
+/* Makes the second places. places: of the first places; overwritten. Return: 0 or -errno. */
 static int make_spares(struct state *state, const struct state_options *options, struct placement *places)
 {
     uint64_t n_bytes = 0;
     int r;
 
     assert(state->stage != 3 && state->n_ranks == state->layout->world_size && !state->staging_copy);
-    for (uint32_t b = 0; b < state->layout->n_buckets; b++)
+    state->n_spares = MIN(options->n_spares, state->layout->n_buckets);
+    for (uint32_t b = 0; b < state->n_spares; b++)
         plan_spares(options, &places[b], b, &places[b], &n_bytes);
-    state->spares = calloc(state->layout->n_buckets + 1, sizeof(*state->spares));
+    state->spares = calloc(state->n_spares + 1, sizeof(*state->spares));
     r = state->spares ? segment_init_kept(&state->spare, "spare", n_bytes) : -ENOMEM;
-    for (uint32_t b = 0; r == 0 && b < state->layout->n_buckets; b++)
+    for (uint32_t b = 0; r == 0 && b < state->n_spares; b++)
         state->spares[b] = (struct state_bucket){
             .master = at(&state->spare, places[b].master),
             .weights = at(&state->spare, places[b].weights),
@@ -204,7 +205,7 @@ int state_new(struct state **out, const struct state_options *options)
         goto fail;
     set_pointers(state, places);
     state_use_counts(state, 0);
-    if (options->spare)
+    if (options->n_spares > 0)
         r = make_spares(state, options, places);
     if (r < 0)
         goto fail;

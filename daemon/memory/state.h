@@ -79,7 +79,8 @@ struct state {
     struct state_progress progress;
     struct state_bucket *buckets;
     struct segment spare;          /* the second places of chunks (spare.h); may be empty */
-    struct state_bucket *spares;   /* per bucket: its arrays in spare; acc is NULL, weights are not published yet */
+    struct state_bucket *spares;   /* n_spares buckets: arrays in spare; acc is NULL, weights are not published yet */
+    uint32_t n_spares;
     _Atomic(uint64_t) *turns;      /* per chunk, for spare.h; the step's; NULL: chunks have one place */
     uint64_t *frozen_offset_bytes; /* stage 3, per frozen parameter: offset in the state segment */
 };
@@ -100,7 +101,7 @@ struct state_options {
     bool staging_copy; /* the state is on GPUs: only the counts get pages */
     bool no_gradient;  /* the accumulators are on GPUs, and the state is in host memory */
     bool alone;        /* no engine writes weights, so their segment is sealed */
-    bool spare;        /* each chunk has a second place, for speculative updates */
+    uint32_t n_spares; /* chunks of so many first buckets have a second place, for speculative updates */
 };
 
 /* Creates the segments without pages, or opens the segments that an earlier daemon kept. Return: 0 or -errno. */

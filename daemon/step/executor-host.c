@@ -418,7 +418,8 @@ int executor_host_new(struct executor **out, const struct executor_options *opti
     executor->publishes = !executor->several_nodes && !executor->gathers;
     set_ring_bytes(executor);
     r = executor_make_step(
-        executor, &(struct state_options){.alone = !executor->several_nodes, .spare = options->config->zero.speculates},
+        executor,
+        &(struct state_options){.alone = !executor->several_nodes, .n_spares = options->config->zero.spare_buckets},
         options->config->optimizer.type == OPTIMIZER_MUON ? &step_muon_ops : NULL);
     if (r == 0 && executor->gathers)
         r = host_pool_new(&host->pool, executor);

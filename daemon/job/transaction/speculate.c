@@ -28,44 +28,68 @@ enum {
 
 /* ---- when the job is formed ---------------------------------------------------------------------------- */
 
-/* Return: the bytes of host memory that the job needs, with or without spare places. */
-static uint64_t needed_if(const struct job *job, bool speculates)
+/* Return: the bytes of host memory that the job needs if so many buckets have spare places. */
+static uint64_t needed_with(const struct job *job, uint32_t n_buckets)
 {
     struct config config = *job->config;
     struct plan_options options;
     struct plan_bytes bytes;
 
-    config.zero.speculates = speculates;
+    config.zero.spare_buckets = n_buckets;
     options = budget_options(&config, job->layout, (struct budget_ranks){.n_local = job_n_local(job)},
                              job->layout->n_parcels);
     plan_bytes_by_class(job->layout, &options, &bytes);
     return bytes.needed;
 }
 
+/* Return: the most buckets for whose spare places there is memory. */
+static uint32_t most_that_fit(const struct job *job)
+{
+    uint64_t without = needed_with(job, 0);
+    uint32_t least = 0, most = job->layout->n_buckets; /* `least` buckets fit, more than `most` do not */
+
+    while (least < most) {
+        uint32_t middle = most - (most - least) / 2;
+
+        if (gpu_room_fits(job, needed_with(job, middle), without))
+            least = middle;
+        else
+            most = middle - 1;
+    }
+    return least;
+}
+
+static void log_choice(const struct job *job, uint32_t n_buckets)
+{
+    uint64_t without = needed_with(job, 0);
+    double mib = (double)(needed_with(job, n_buckets) - without) / (1 << 20);
+    double all = (double)(needed_with(job, job->layout->n_buckets) - without) / (1 << 20);
+
+    if (n_buckets == job->layout->n_buckets)
+        log_notice("the update begins in the backward, in spare places of %.1f MiB", mib);
+    else if (n_buckets == 0)
+        log_notice("the update begins when the step is decided: memory is short for spare places (%.1f MiB)", all);
+    else
+        log_notice(
+            "the update of %u of %u buckets begins in the backward, in spare places of %.1f MiB; memory is short "
+            "for those of all (%.1f MiB)",
+            n_buckets, job->layout->n_buckets, mib, all);
+}
+
 void speculate_choose(struct job *job)
 {
     enum config_speculate wanted = job->config->zero.speculative_update;
     bool can = config_can_speculate(job->config) && job->coordinator->alone;
-    uint64_t without, with;
 
-    job->run.chosen.zero.speculates = false;
+    job->run.chosen.zero.spare_buckets = 0;
     if (wanted == CONFIG_SPECULATE && !can)
         log_notice("zero_optimization.speculative_update has no effect: it is for one node, host memory, and stages 1 "
                    "and 2");
-    if (wanted == CONFIG_SPECULATE_NOT || !can ||
+    if (wanted == CONFIG_SPECULATE_NOT || !can || job->layout->n_buckets == 0 ||
         (wanted == CONFIG_SPECULATE_AUTO && job->config->zero.gpu_room != CONFIG_GPU_ROOM_MICRO_BATCH))
         return;
-    without = needed_if(job, false);
-    with = needed_if(job, true);
-    if (wanted == CONFIG_SPECULATE_AUTO && !gpu_room_fits(job, with, without)) {
-        log_notice(
-            "memory is short for the spare places of a speculative update (%.1f MiB): the update begins when the "
-            "step is decided",
-            (double)(with - without) / (1 << 20));
-        return;
-    }
-    job->run.chosen.zero.speculates = true;
-    log_notice("the update begins in the backward, in spare places of %.1f MiB", (double)(with - without) / (1 << 20));
+    job->run.chosen.zero.spare_buckets = wanted == CONFIG_SPECULATE ? job->layout->n_buckets : most_that_fit(job);
+    log_choice(job, job->config->zero.spare_buckets);
 }
 
 /* ---- in a step ----------------------------------------------------------------------------------------- */

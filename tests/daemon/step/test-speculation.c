@@ -46,6 +46,8 @@ static const struct kind kinds[] = {
     {"Adagrad", OPTIMIZER_ADAGRAD, {.v = true}},
 };
 
+static uint32_t n_spares = UINT32_MAX; /* buckets with spare places in the fixture */
+
 /* make() sets their momentum. */
 static struct hyper usual = {
     .lr = 0.1, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8, .weight_decay = 0.01, .adam_w_mode = true};
@@ -73,7 +75,7 @@ static void make_core(struct fixture *f, const struct kind *kind, unsigned which
                                                                          .stage = 2,
                                                                          .n_ranks = WORLD,
                                                                          .moments = kind->moments,
-                                                                         .spare = which == 1}),
+                                                                         .n_spares = which * n_spares}),
                      0);
     assert_int_equal(step_new(&f->step[which], &(struct step_options){.state = f->state[which],
                                                                       .kernels = f->kernels,
@@ -340,6 +342,26 @@ static void test_places(void **userdata)
     }
 }
 
+/* Buckets without spare places are updated after the decision. */
+static void test_a_part(void **userdata)
+{
+    struct fixture f;
+    uint32_t n_chunks = 0;
+
+    (void)userdata;
+    n_spares = 2;
+    make(&f, &kinds[0]);
+    n_spares = UINT32_MAX;
+    assert_true(f.layout->n_buckets > 2);
+    for (uint32_t c = 0; c < f.layout->n_chunks; c++)
+        n_chunks += f.layout->params[f.layout->chunks[c].param].bucket < 2 && f.layout->chunks[c].param != N_PARAMS - 1;
+    for (uint64_t seed = 1; seed <= 3; seed++)
+        one_step(&f, seed, &whole);
+    assert_int_equal(speculation_counts(f.step[1]->speculation).n_accepted, 3 * n_chunks);
+    assert_true(n_chunks > 0);
+    done_with(&f);
+}
+
 static void check_snapshot(struct snapshot *snapshot, const struct fixture *f, uint32_t id, const float *expected)
 {
     static float read[CHUNK_ELEMS];
@@ -383,6 +405,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_kinds),
         cmocka_unit_test(test_places),
+        cmocka_unit_test(test_a_part),
         cmocka_unit_test(test_snapshot),
     };
 

@@ -130,6 +130,20 @@ def test_memory_is_short(build, zerod, run, reference, tmp_path, settings, bucke
     assert "holds a part of the GPU's gradients" in ranks[0][1]
 
 
+def test_a_part_is_updated_early(build, zerod, run, reference, tmp_path):
+    """With memory for the spare places of a part of the model, the buckets whose gradients come first have them."""
+    zero, needed = {"reduce_bucket_size": 500_000}, []
+    for early in ("false", "auto"):
+        config = tmp_path / "plan.yaml"
+        config.write_text(f"zero_optimization: {{reduce_bucket_size: 500000, speculative_update: {early}}}\n")
+        needed.append(bytes_needed(build, "--offload", "--config", str(config))["needed_bytes"])
+    limit = needed[0] + int(0.8 * (needed[1] - needed[0]))
+    daemon = zerod({"zero_optimization": zero, "limits": {"memory": f"{limit >> 10}KiB"}})
+    ranks = run(daemon, train, on_gpu=(0, 1))
+    check_bits(reference, ranks)
+    assert f"the update of 2 of {N_LAYERS} buckets begins in the backward, in spare places of " in daemon.log()
+
+
 @pytest.mark.full
 def test_little_memory_is_wanted(zerod, run, reference):
     """overlap_comm: false. The rings have room for two buckets."""
