@@ -21,6 +21,7 @@ void speculate_choose(struct job *job);
 /* Call it when a parcel was summed at its position. */
 void speculate_parcel(struct job *job, uint32_t parcel);
 
-/* Call it when a step is committed, and when an attempt begins. */
+/* Learns from the step that is being committed, before its positions are reset. */
 void speculate_note_commit(struct job *job);
+/* Forgets what was expected of the step, because it begins again. */
 void speculate_forget(struct job *job);
