@@ -58,3 +58,31 @@ def test_numbers(zerod, run, what):
     assert counters["n_early_updates"] > 0
     if what == "as expected":
         assert counters["n_early_updates_dropped"] == 0
+
+
+def expects_nonsense():
+    import zerod
+    from zerod import _lib
+
+    torch.manual_seed(3)
+    model = nn.Linear(64, 96)
+    opt = zerod.Optimizer(model, lr=0.01)
+    for step in range(N_STEPS):
+        if step % 2:
+            wrong = _lib.Hyper(lr=-1 if step % 4 == 1 else 0.01, momentum=0.9, beta1=5, weight_decay=-1e300)
+            opt._client.expect([wrong])
+        model(torch.ones(4, 64) * step).square().mean().backward()
+        opt.step()
+        opt.zero_grad()
+    weights = model.weight.detach().clone()
+    opt.close()
+    return weights
+
+
+def test_wrong_expectations(zerod, run):
+    """A rank announces hyperparameters that no step may have, such as a momentum without a buffer for it."""
+    config = {"gradient_clipping": 0, "optimizer": {"type": "SGD", "params": {"lr": 0.01, "betas": None}},
+              "diagnostics": {"on_leave": "continue"}}
+    early = zerod(config | {"zero_optimization": {"stage": 2, "speculative_update": True}})
+    found, usual = run(early, expects_nonsense), run(zerod(config), expects_nonsense)
+    assert torch.equal(found[0], usual[0]) and early.status()["counters"]["n_early_updates"] > 0

@@ -72,6 +72,19 @@ static enum diagnostic_code code_of(int verdict)
     }
 }
 
+/* Keeps with what the rank will ask for the step. Wrong hyperparameters are left out: the step will refuse them. */
+static void keep_expected(const struct job *job, struct job_rank *rank, const struct request_begin_backward *request)
+{
+    for (size_t i = 0; i < request->n_groups; i++)
+        if (job_check_hyper(job->config, &request->groups[i]))
+            return;
+    if (request->n_groups > 0)
+        job_keep_args(job, &rank->expected,
+                      &(struct request_step){.groups = request->groups,
+                                             .n_groups = request->n_groups,
+                                             .loss_scale = rank->args.loss_scale});
+}
+
 void job_begin_backward(struct job *job, struct job_rank *rank, const struct request_begin_backward *request)
 {
     struct ledger_position next = ledger_next(&job->ledger, rank->rank);
@@ -95,11 +108,7 @@ void job_begin_backward(struct job *job, struct job_rank *rank, const struct req
     if (r == LEDGER_ADMITTED) {
         timeline_backward(job, rank);
         phases_begin_backward(rank, record.time_ns);
-        if (request->n_groups > 0)
-            job_keep_args(job, &rank->expected,
-                          &(struct request_step){.groups = request->groups,
-                                                 .n_groups = request->n_groups,
-                                                 .loss_scale = rank->args.loss_scale});
+        keep_expected(job, rank, request);
         return;
     }
     snprintf(detail, sizeof(detail), "backward of step %" PRIu64 ", micro-batch %u", request->step,

@@ -19,7 +19,6 @@
 #include "core/diagnosis/diagnosis.h"
 #include "core/diagnosis/evidence.h"
 #include "core/layout/layout.h"
-#include "core/wire/hyper-check.h"
 #include "core/wire/wire-request.h"
 #include "core/wire/wire.h"
 #include "daemon/job/model/answer.h"
@@ -379,22 +378,6 @@ struct diagnostic *job_compare_args(const struct job *job, const struct job_rank
     return cause_step_args(&evidence);
 }
 
-/*
- * Finds settings that no configuration may have, because there is no memory for them, or weights could become NaN. The
- * client library checks first, and names the value. Return: NULL, or what is wrong.
- */
-static const char *check_hyper(const struct config *config, const struct wire_hyper *wanted)
-{
-    struct wire_hyper configured = job_wire_hyper(&config->optimizer.hyper), h = hyper_merge(&configured, wanted);
-    struct hyper_problem problem;
-
-    if (config->optimizer.type == OPTIMIZER_SGD && h.momentum != 0 && configured.momentum == 0)
-        return "Step.groups.momentum: the job has no momentum buffer, as optimizer.params.momentum is 0";
-    if (hyper_is_wrong(config_optimizer_name(&config->optimizer), &h, &problem))
-        return "Step.groups: a hyperparameter is out of range";
-    return NULL;
-}
-
 static const char *check_step(const struct job *job, const struct request_step *request)
 {
     if (request->step != job->ledger.step || request->attempt != job->ledger.attempt)
@@ -402,7 +385,7 @@ static const char *check_step(const struct job *job, const struct request_step *
     if (request->n_groups && request->n_groups != job->layout->n_groups)
         return "Step.groups: the number of entries differs from the number of parameter groups";
     for (size_t i = 0; i < request->n_groups; i++) {
-        const char *wrong = check_hyper(job->config, &request->groups[i]);
+        const char *wrong = job_check_hyper(job->config, &request->groups[i]);
 
         if (wrong)
             return wrong;

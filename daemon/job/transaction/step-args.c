@@ -71,6 +71,18 @@ void job_keep_args(const struct job *job, struct step_args *args, const struct r
         args->groups[args->n_groups++] = request->groups[i];
 }
 
+const char *job_check_hyper(const struct config *config, const struct wire_hyper *wanted)
+{
+    struct wire_hyper configured = job_wire_hyper(&config->optimizer.hyper), h = hyper_merge(&configured, wanted);
+    struct hyper_problem problem;
+
+    if (config->optimizer.type == OPTIMIZER_SGD && h.momentum != 0 && configured.momentum == 0)
+        return "Step.groups.momentum: the job has no momentum buffer, as optimizer.params.momentum is 0";
+    if (hyper_is_wrong(config_optimizer_name(&config->optimizer), &h, &problem))
+        return "Step.groups: a hyperparameter is out of range";
+    return NULL;
+}
+
 /* ---- what follows from them ---------------------------------------------------------------------------- */
 
 double step_divisor(const struct job *job)

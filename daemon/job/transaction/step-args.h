@@ -15,6 +15,12 @@ struct wire_hyper;
 struct hyper job_plain_hyper(const struct config *config, const struct wire_hyper *h);
 struct wire_hyper job_wire_hyper(const struct hyper *h);
 
+/*
+ * Checks the hyperparameters that a client sends. libzerod checks those of a step before, and names the value. Return:
+ * NULL, or what is wrong. With a wrong one, kernels could write to moments that the job does not have.
+ */
+const char *job_check_hyper(const struct config *config, const struct wire_hyper *wanted);
+
 /* Convert a rank's arguments to a message for another node, and back. groups: room for one per group. */
 void job_describe_args(const struct job *job, const struct step_args *args, struct request_step *request,
                        struct wire_hyper *groups);
