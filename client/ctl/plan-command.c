@@ -390,6 +390,10 @@ static int plan_compute(struct plan *plan)
  */
 static int choose_gpu_room(const struct plan_request *request, struct config *config)
 {
+    bool can = config_can_speculate(config);
+
+    if (can && config->zero.speculative_update == CONFIG_SPECULATE)
+        config->zero.spare_buckets = UINT32_MAX; /* all */
     if (!request->offload)
         return 0;
     if (config->device != CONFIG_DEVICE_CPU) {
@@ -397,8 +401,8 @@ static int choose_gpu_room(const struct plan_request *request, struct config *co
         return -EX_USAGE;
     }
     config_choose_gpu_room(config, CONFIG_GPU_ROOM_MICRO_BATCH);
-    if (config->zero.speculative_update != CONFIG_SPECULATE_NOT && config_can_speculate(config))
-        config->zero.spare_buckets = UINT32_MAX; /* all */
+    if (can && config->zero.speculative_update == CONFIG_SPECULATE_AUTO)
+        config->zero.spare_buckets = UINT32_MAX;
     return 0;
 }
 

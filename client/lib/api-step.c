@@ -29,18 +29,28 @@ static struct wire_hyper wire_hyper(const struct zerod_hyper *h)
 #undef FIELD
 }
 
+/* Return: the first group with a wrong setting, which is in *problem; n_groups if there is no such group. */
+static unsigned find_wrong_hyper(const struct zerod *c, const struct zerod_hyper *groups, unsigned n_groups,
+                                 struct hyper_problem *problem)
+{
+    for (unsigned g = 0; groups && g < n_groups; g++) {
+        struct wire_hyper wanted = wire_hyper(&groups[g]), hyper = hyper_merge(&c->welcome.hyper, &wanted);
+
+        if (hyper_is_wrong(c->optimizer, &hyper, problem))
+            return g;
+    }
+    return n_groups;
+}
+
 static int check_hypers(struct zerod *c, const struct zerod_step_args *args)
 {
     struct hyper_problem problem;
+    unsigned g = find_wrong_hyper(c, args->groups, args->n_groups, &problem);
 
-    for (unsigned g = 0; args->groups && g < args->n_groups; g++) {
-        struct wire_hyper wanted = wire_hyper(&args->groups[g]), hyper = hyper_merge(&c->welcome.hyper, &wanted);
-
-        if (hyper_is_wrong(c->optimizer, &hyper, &problem))
-            return call_fail(&c->call, ZEROD_REFUSED, "zerod_step: %s of parameter group %u is %g; expected %s",
-                             problem.name, g, problem.value, problem.expected);
-    }
-    return 0;
+    return g == args->n_groups
+               ? 0
+               : call_fail(&c->call, ZEROD_REFUSED, "zerod_step: %s of parameter group %u is %g; expected %s",
+                           problem.name, g, problem.value, problem.expected);
 }
 
 /* Return: true also for NaN. */
@@ -98,8 +108,10 @@ int zerod_expect(struct zerod *c, const struct zerod_hyper *groups, unsigned n_g
     if (n_groups != c->layout->n_groups)
         return call_fail(&c->call, -EINVAL, "zerod_expect: n_groups is %u, but %u parameter groups were declared",
                          n_groups, c->layout->n_groups);
-    if (!c->expected)
-        c->expected = calloc(n_groups, sizeof(*c->expected));
+    free(steal_ptr(c->expected));
+    if (find_wrong_hyper(c, groups, n_groups, &(struct hyper_problem){0}) < n_groups)
+        return 0; /* zerod_step() will refuse it */
+    c->expected = calloc(n_groups, sizeof(*c->expected));
     for (unsigned g = 0; c->expected && g < n_groups; g++)
         c->expected[g] = wire_hyper(&groups[g]);
     return 0; /* without memory, the daemon expects the settings of the last step */

@@ -20,6 +20,7 @@
 #include "daemon/memory/spare.h"
 #include "daemon/memory/weights.h"
 #include "daemon/step/executor-ops.h"
+#include "daemon/step/speculation.h"
 #include "daemon/step/step.h"
 #include "kernels/position_sum.h"
 
@@ -75,7 +76,10 @@ int executor_make_step(struct executor *executor, const struct state_options *wh
  */
 static void bring_home(struct step *step)
 {
-    for (uint32_t c = 0; step->turns && c < step->layout->n_chunks; c++)
+    if (!step->turns)
+        return;
+    speculation_forget(step->speculation); /* its results may be in the first places */
+    for (uint32_t c = 0; c < step->layout->n_chunks; c++)
         spare_bring_home(step->state, c);
     spare_use(step->state, NULL);
 }

@@ -220,8 +220,8 @@ static void is_done(struct work *work)
     its->done(its->userdata);
 }
 
-/* Opens the parcel's chunks that have gradients, and computes their scalars. */
-static void open_chunks(struct speculation *s, const struct layout_parcel *parcel, const struct step_update *expected)
+/* Opens the parcel's chunks that have gradients, and computes their scalars. Return: whether there are any. */
+static bool open_chunks(struct speculation *s, const struct layout_parcel *parcel, const struct step_update *expected)
 {
     const struct layout_chunk *chunks = s->step->layout->chunks;
     const struct update_scalars *last = NULL;
@@ -238,6 +238,7 @@ static void open_chunks(struct speculation *s, const struct layout_parcel *parce
         last_param = chunks[c].param;
         atomic_store(&s->words[c], word_of(s->n_tickets, OPEN));
     }
+    return last != NULL;
 }
 
 bool speculation_post(struct speculation *s, uint32_t parcel, const struct step_update *expected,
@@ -249,7 +250,8 @@ bool speculation_post(struct speculation *s, uint32_t parcel, const struct step_
     if (its->busy)
         return false;
     s->n_tickets++;
-    open_chunks(s, layout, expected);
+    if (!open_chunks(s, layout, expected))
+        return false;
     *its = (struct speculated_parcel){
         .work = {.run = speculate, .done = is_done, .n_items = layout->n_chunks},
         .speculation = s,

@@ -32,7 +32,7 @@ void speculation_free(struct speculation *speculation);
 /*
  * Updates the chunks of a parcel on the workers. expected: the coming update. Call it when all expected gradients of
  * the parcel are in the accumulators. done() is called when no worker is at it. Return: false, and done() is not
- * called, if an earlier call for the parcel is not done.
+ * called, if an earlier call for the parcel is not done, or there is nothing to update early.
  */
 bool speculation_post(struct speculation *speculation, uint32_t parcel, const struct step_update *expected,
                       void (*done)(void *userdata), void *userdata);

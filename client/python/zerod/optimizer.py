@@ -594,13 +594,13 @@ class Optimizer(torch.optim.Optimizer):
             return
         try:
             values = [self._hyper_of(group) for group in self.param_groups]
-        except (TypeError, ValueError, KeyError):
-            return  # step() will say what is wrong
-        if values != self._expected:
             hypers = [_lib.Hyper() for _ in values]
             for hyper, of_group in zip(hypers, values, strict=True):
                 for name, value in of_group.items():
                     settings.set_value(hyper, name, value)
+        except Exception:  # whatever is wrong, step() will say it; this runs inside a backward
+            return
+        if values != self._expected:
             self._expected = values if self._client.expect(hypers) else None
 
     def _step_args(self) -> _lib.StepArgs:
@@ -776,6 +776,8 @@ class Optimizer(torch.optim.Optimizer):
             binding.unpack_buffers(self.model, packed, device=self._place.device)
 
     def gathered(self, params: Iterable[torch.Tensor]) -> contextlib.AbstractContextManager[None]:
+        params = list(params)
+        self._overlap.wait(params)
         index = {b.param: b.index for b in self._bound}
         return self._client.gathered(sorted({index[p] for p in params if p in index}))
 

@@ -14,6 +14,7 @@ the next backward wait by themselves (zerod_wait() in zerod/client.h).
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from ctypes import c_uint
 from typing import Any
@@ -63,6 +64,7 @@ class Overlap(WholeStep):
                 self._ids[module] = [read[index] for index in sorted(read)]
         self._left: dict[nn.Module, list[Bound]] = {}  # modules that have not waited since the last step
         self._old: set[int] = set()  # indices of parameters that nobody has waited for since the last step
+        self._lock = threading.RLock()  # a thread must not read weights that another one is still waiting for
         before = BreakingHook(self._before)
         # Runs before hooks that compute a weight from others, such as that of torch.nn.utils.weight_norm.
         self._handles: list[Any] = [m.register_forward_pre_hook(before, prepend=True) for m in self._ids]
@@ -77,26 +79,31 @@ class Overlap(WholeStep):
             self._old = {b.index for b in self._trainable}
 
     def wait(self, params: Iterable[torch.Tensor] | None = None) -> None:
+        self._place.order()
         if not self._old:
             return
-        if params is None:
-            self._left = {}
+        if params is not None:
+            self._wait_for([self._of[p] for p in params if p in self._of])
+            return
+        with self._lock:
             self._client.wait(None, 0)
             self._renew(self._trainable)
-        else:
-            self._wait_for([self._of[p] for p in params if p in self._of])
+            self._left = {}
 
     def _wait_for(self, bound: Sequence[Bound]) -> None:
-        self._client.wait((c_uint * len(bound))(*(b.index for b in bound)), len(bound))
-        self._renew(bound)
+        with self._lock:
+            self._client.wait((c_uint * len(bound))(*(b.index for b in bound)), len(bound))
+            self._renew(bound)
 
     def _renew(self, bound: Sequence[Bound]) -> None:
         """Copies weights to the GPU, once in each step, because a later copy would look like a write by the program."""
         new = [b for b in bound if b.index in self._old]
+        if new:
+            self._place.refresh(new)
         self._old.difference_update(b.index for b in new)
-        self._place.refresh(new)
 
     def _before(self, module: nn.Module, _args: Any) -> None:
+        self._place.order()
         if not self._left:
             return
         if not module.training:  # torch's fast paths then read the weights of submodules
@@ -105,13 +112,15 @@ class Overlap(WholeStep):
         self._wait_for_module(module)
 
     def _read(self, module: nn.Module, _param: torch.Tensor) -> None:
+        self._place.order()
         if self._left:
             self._wait_for_module(module)
 
     def _wait_for_module(self, module: nn.Module) -> None:
-        bound = self._left.pop(module, None)
+        bound = self._left.get(module)
         if bound is not None:
             self._wait_for(bound)
+            self._left.pop(module, None)
 
     def _before_state_dict(self, *_args: Any) -> None:
         self.wait()

@@ -94,6 +94,9 @@ class InHost:
     def refresh(self, bound: Sequence[Bound]) -> None:
         """Called when the published weights of these parameters are the new weights."""
 
+    def order(self) -> None:
+        """Called before weights are read that refresh() may have renewed on another stream."""
+
     def window_opens(self) -> None:
         """Called before other memory is mapped at the addresses of the published weights."""
 
@@ -188,6 +191,7 @@ class Offload(InHost):
         self._own: dict[int, torch.Tensor] = {}  # pinned memory for gradients that get no place in the ring
         self._published: list[torch.Tensor] = []
         self._refreshed = _cuda.Event()
+        self._refreshed_on: int | None = None  # the stream of the last copies; None: they are done
         self._copies = _cuda.CopyStream(device)
 
     def describe(self) -> str:
@@ -221,10 +225,18 @@ class Offload(InHost):
 
     @torch.no_grad()
     def refresh(self, bound: Sequence[Bound]) -> None:
+        self.order()  # so that the event stands for all copies
         for b in bound:
             if b.n_bytes:
                 _cuda.to_gpu(b.param.detach(), self._published[b.index])
         self._refreshed.record(self.device)
+        self._refreshed_on = _cuda.stream(self.device)
+
+    def order(self) -> None:
+        """If the current stream is not that of the last copies, waits for them. Then they are done for all streams."""
+        if self._refreshed_on is not None and self._refreshed_on != _cuda.stream(self.device):
+            self._refreshed.wait()
+            self._refreshed_on = None
 
     def before_step(self) -> None:
         """Waits for the copies of the last step's weights, whose source this step writes. Usually they are done."""

@@ -35,6 +35,8 @@
 #include "daemon/memory/state.h"
 #include "daemon/step/executor.h"
 #include "daemon/step/fetch.h"
+#include "daemon/step/speculation.h"
+#include "daemon/step/step.h"
 
 void window_free(struct window *window)
 {
@@ -359,6 +361,12 @@ void window_finish(struct job *job)
     job->state->progress.n_windows++; /* a forgotten window counts, too: a successor must not wait for it again */
     job->phase = JOB_TRAINING;
     job_turn(job, TURN_WINDOW);
+    /*
+     * Gradients of a rank that died before its micro-batch ended may stand, and chunks may be updated early with the
+     * state that the window has replaced.
+     */
+    if (job->step->speculation)
+        speculation_forget(job->step->speculation);
     executor_empty(job->executor); /* after the turn, because until then the next daemon needs the staging copy */
     for (unsigned r = job->world.first; r < job->world.end; r++)
         if (job->ranks[r].wait == WAIT_WINDOW_END)

@@ -108,7 +108,9 @@ void speculate_parcel(struct job *job, uint32_t parcel)
 {
     struct job_speculation *its = &job->speculation;
 
-    if (!job->step->speculation || job->run.survival.replay || job->phase != JOB_TRAINING ||
+    /* A run that was formed with spare places keeps them, whatever the configuration says now. */
+    if (!job->step->speculation || job->config->zero.speculative_update == CONFIG_SPECULATE_NOT ||
+        job->run.survival.replay || job->phase != JOB_TRAINING ||
         job->work.parcels[parcel].at.micro_batch + 1 != its->n_micro || job->ledger.step < its->pauses_until)
         return;
     if (!its->has_hypers)

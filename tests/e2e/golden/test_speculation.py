@@ -4,10 +4,12 @@ zero_optimization.speculative_update: chunks are updated before the step is deci
 without it, whatever happens between the backward and the step.
 """
 
+import time
+
 import pytest
 
 from conftest import wait_for
-from puppet import all_do, state, steps, trainers
+from puppet import RESUMED, Puppet, all_do, state, steps, trainers
 from test_daemon_kills import kept  # noqa: F401  a fixture
 
 
@@ -55,3 +57,31 @@ def test_resize_and_windows(kept):  # noqa: F811
         found.append([*states, state(ranks)])
     assert found[0] == found[1]
     assert early(on)[0] > 0
+
+
+def test_window_over_what_a_dead_rank_has_left(kept):  # noqa: F811
+    """
+    A rank dies when its gradients are in the sums, and chunks are updated early. Its successor writes moments in a window,
+    and pushes the same gradients. The moments that count are those of the window.
+    """
+    found = []
+    for early_too in (True, False):
+        daemon = kept({"world": {"size": 1}, "gradient_clipping": 0,
+                       "zero_optimization": {"stage": 2, "speculative_update": early_too}})
+        ranks = trainers(daemon)
+        steps(ranks, 2)
+        ranks[0].ok("begin")
+        ranks[0].ok("pushes")
+        time.sleep(0.5)  # until all are summed, and updated early
+        ranks[0].kill()
+        ranks = [Puppet(daemon, 0).attach()]
+        assert ranks[0]("form").r == RESUMED
+        ranks[0].ok("window")
+        for param in (0, 1, 2, 7):
+            ranks[0].ok("put", param, 1, 5)
+        ranks[0].ok("commit")
+        steps(ranks)
+        counters = daemon.status()["counters"]
+        assert counters["n_pushes_redone"] > 0 and counters["n_aborts"] == 0, daemon.log()
+        found.append(state(ranks))
+    assert found[0] == found[1]
