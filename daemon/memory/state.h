@@ -17,6 +17,8 @@
  *  gradient    owned partitions                     owned partitions
  *  weights     weight segment, all buckets          not stored: gathered from masters into the pool
  *  frozen      weight segment                       state segment, in their own dtype
+ *  spare       second places of masters and         none
+ *  places      moments (spare.h): spare segment
  *
  * Workers reserve the pages by state_reserve(). The loop thread never does.
  *
