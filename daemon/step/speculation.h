@@ -26,7 +26,7 @@ struct update_scalars;
 
 /* step: its state has spare places; must outlive the result. Return: 0 or -ENOMEM. */
 int speculation_new(struct speculation **out, struct step *step);
-/* NULL is fine. No work may be under way. */
+/* speculation may be NULL. No worker may be updating chunks. */
 void speculation_free(struct speculation *speculation);
 
 /*

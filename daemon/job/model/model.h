@@ -149,7 +149,7 @@ struct job_decision {
     bool has_learnt;
 };
 
-/* What the last steps were like, for speculative updates (daemon/job/transaction/speculate.h). */
+/* Speculative updates (daemon/job/transaction/speculate.h): counts of the last steps, and the expected scalars. */
 struct job_speculation {
     uint32_t n_micro;               /* micro-batches of the last committed step; 0: not known */
     unsigned n_in_vain;             /* steps in a row in which no speculative update was accepted */

@@ -46,9 +46,9 @@ bool save_loads(const struct job *job);
 bool save_reads(const struct job *job);
 /* GPUs: does the checkpoint under way need the staging copy? */
 bool save_has_copy(const struct job *job);
-/* Several nodes: is a checkpoint wanted, ordered or under way, and has this node nothing to do for it now? */
+/* Several nodes: does the checkpoint wait for another node, while this node has nothing to do for it? */
 bool save_waits_for_others(const struct job *job);
-/* Is a checkpoint wanted, ordered or under way? */
+/* Has a checkpoint been asked for that is not complete? It may not have begun. */
 bool save_is_busy(const struct job *job);
 /* Return: why the last checkpoint failed, valid until the next event; NULL if it did not fail, or there was none. */
 const char *save_failure(const struct job *job);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* What the open step is expected to be like, and which parcels are updated before the decision. */
+/* Decides which parcels are updated before the decision, and with which scalars. */
 
 #include "daemon/job/transaction/speculate.h"
 
