@@ -2,9 +2,9 @@
 """
 The programs in torch alone.
 
-The reference runs all ranks as threads of one process. step() averages the gradients of all ranks, and one torch
-optimizer applies the result. Hooks are counted as zerod would see them, to prove that a scenario's expectation is
-torch's behaviour.
+The reference runs all ranks as threads of one process, one at a time, because random numbers, warnings and MKL's choice
+of functions are global. step() averages the gradients of all ranks, and one torch optimizer applies the result. Hooks
+are counted as zerod would see them, to prove that a scenario's expectation is torch's behaviour.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from .corpus import Scenario
 from .trial import Base, Model, nothing
 
 PATIENCE_S = 20  # a rank that does not reach the step ends the run for all
-_build = threading.Lock()  # because the seed is global
 
 
 class Position(NamedTuple):
@@ -59,30 +58,39 @@ class Exchange:
         self.config = scenario.config(stage, repaired)
         self.world = scenario.world
         self.barrier = threading.Barrier(self.world, timeout=PATIENCE_S)
+        self.turn = threading.Lock()  # held by the rank that runs
         self.ranks: dict[int, RankOptimizer] = {}
         self.inner: torch.optim.Optimizer | None = None
+
+    def meet(self) -> None:
+        """Waits for all ranks, and then for this rank's turn."""
+        self.turn.release()
+        try:
+            self.barrier.wait()
+        finally:
+            self.turn.acquire()
 
     def join(self, rank: int, opt: RankOptimizer) -> None:
         """All ranks get rank 0's weights."""
         self.ranks[rank] = opt
-        self.barrier.wait()
+        self.meet()
         if rank == 0:
             groups = [dict(g) for g in opt.param_groups]
             self.inner = plain_optimizer([{"params": g["params"]} for g in groups], self.config)
         self._spread(rank)
 
     def _spread(self, rank: int) -> None:
-        self.barrier.wait()
+        self.meet()
         with torch.no_grad():
             for mine, first in zip(self.ranks[rank].params(), self.ranks[0].params(), strict=True):
                 mine.copy_(first)
-        self.barrier.wait()
+        self.meet()
 
     def spread(self, rank: int) -> None:
         self._spread(rank)
 
     def step(self, rank: int) -> None:
-        self.barrier.wait()
+        self.meet()
         if rank == 0:
             self._apply()
         self._spread(rank)
@@ -160,9 +168,8 @@ class PlainTrial(Base):
         self.opt: RankOptimizer | None = None
 
     def model(self, make: Callable[[], Model]) -> Model:
-        with _build:
-            torch.manual_seed(100 + self.rank)
-            self.trained = make()
+        torch.manual_seed(100 + self.rank)
+        self.trained = make()
         return self.trained
 
     def attach(self, first: Any, model: nn.Module | None = None, **_options: Any) -> RankOptimizer:
@@ -234,24 +241,16 @@ class Window:
         self.exchange.spread(self.rank)
 
 
-def make_exact() -> None:
-    """
-    If two threads make a process's first call of a vector function of MKL (sin, tanh) at the same time, one may get the
-    fast variant, with half of the bits. Seen with torch 2.13.0 in one of 200 processes. This call prevents it.
-    """
-    torch.zeros(1).exp()
-
-
 def run(scenario: Scenario, faulty: bool, stage: int = 2) -> list[PlainTrial]:
     """Runs a program on all ranks. Raises the first exception of a rank."""
-    make_exact()
     exchange = Exchange(scenario, stage, not faulty)
     trials = [PlainTrial(scenario, r, faulty, stage, exchange) for r in range(scenario.world)]
     errors: list[BaseException] = []
 
     def body(trial: PlainTrial) -> None:
         try:
-            scenario.program(trial)
+            with exchange.turn:
+                scenario.program(trial)
         except BaseException as error:  # other ranks must not wait for this rank, whatever it raises
             if not isinstance(error, threading.BrokenBarrierError):
                 errors.insert(0, error)
