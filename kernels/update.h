@@ -3,7 +3,7 @@
 
 /*
  * The optimizers (docs/numerics.md, section 4): one pass over a range of one parameter's partition unscales and clips
- * the summed gradient, updates master weights and moments in place, and writes the 16-bit weights.
+ * the summed gradient, updates master weights and moments, in place or to another place, and writes the 16-bit weights.
  *
  * Moments in bf16 or 8 bits are widened and updated in fp32. The weight is updated with the fp32 moments. Stored
  * moments are rounded to nearest, or stochastically (docs/numerics.md, sections 5 and 6).
@@ -89,6 +89,15 @@ static inline enum dtype moments_dtype_of_square(struct moments_type type)
     return type.dtype == DTYPE_SIGNED8 ? DTYPE_UNSIGNED8 : type.dtype;
 }
 
+/* Where the values of a range are; the same arrays as in struct update_args. */
+struct update_values {
+    const float *p;
+    const int8_t *lower;
+    const void *m;
+    const void *v;
+    const void *w16;
+};
+
 struct update_args {
     float *p;         /* master weights, read and written; NULL: masters of 24 bits, in w16 and lower (master24.h) */
     int8_t *lower;    /* NULL: master weights are fp32 */
@@ -101,6 +110,8 @@ struct update_args {
     uint64_t start_elem; /* of the range, from the parameter's start; only stochastic rounding reads it */
     size_t n_elems; /* may be 0 */
     const struct update_scalars *k;
+    const struct update_values *old; /* NULL: the update is in place; else old values are there, new ones are only
+                                        written, past the caches if possible, and there is no slot */
     struct undo_slot *undo; /* NULL: no slot */
     uint64_t undo_elem;     /* the range's first element, in the numbers that the slot counts */
 };

@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The optimizers' loops over elements; compiled once per instruction set. */
 
+#include "kernels/aside_kernel.h"
 #include "kernels/group8_kernel.h"
 #include "kernels/isa.h"
 #include "kernels/master24_kernel.h"
 #include "kernels/narrow_kernel.h"
 #include "kernels/undo.h"
 #include "kernels/update_element.h"
+
+#include <assert.h>
 
 /*
  * Each optimizer has a loop for each type of moments. The compiler turns these loops into vector code: elements do not
@@ -355,15 +358,57 @@ static always_inline void update_groups(const struct update_args *args, const st
         last(args, k, loops, begin, end - begin);
 }
 
+static always_inline void update_groups_aside(const struct update_args *args, const struct update_scalars *k,
+                                              const struct loops *loops, enum dtype m_dtype, group_fn *group,
+                                              group_fn *last)
+{
+    struct aside aside;
+    size_t begin = 0, n;
+
+    aside_init(&aside, args);
+    for (; args->n_elems - begin >= UNDO_GROUP_ELEMS; begin += UNDO_GROUP_ELEMS) {
+        aside_load(&aside, args, m_dtype, begin, UNDO_GROUP_ELEMS);
+        group(&aside.args, k, loops, 0, UNDO_GROUP_ELEMS);
+        aside_store(&aside, args, m_dtype, begin, UNDO_GROUP_ELEMS);
+    }
+    n = args->n_elems - begin;
+    if (n > 0) {
+        aside_load(&aside, args, m_dtype, begin, n);
+        last(&aside.args, k, loops, 0, n);
+        aside_store(&aside, args, m_dtype, begin, n);
+    }
+    copy_order();
+}
+
+static always_inline enum dtype dtype_of_loops(const struct update_args *args, const struct loops *loops)
+{
+    return loops->arrays.m_write || loops->arrays.v ? args->moments.dtype : DTYPE_F32;
+}
+
+static always_inline void update_aside(const struct update_args *args, const struct update_scalars *k,
+                                       const struct loops *loops)
+{
+    switch (dtype_of_loops(args, loops)) {
+    case DTYPE_BF16:
+        update_groups_aside(args, k, loops, DTYPE_BF16, update_group_bf16, update_last_bf16);
+        break;
+    case DTYPE_SIGNED8:
+        update_groups_aside(args, k, loops, DTYPE_SIGNED8, update_group8, update_last8);
+        break;
+    default:
+        update_groups_aside(args, k, loops, DTYPE_F32, update_group, update_last);
+    }
+}
+
 static always_inline void update_block(const struct update_args *args, const struct update_scalars *k,
                                        const struct loops *loops, size_t begin, size_t end)
 {
-    bool has_moments = loops->arrays.m_write || loops->arrays.v;
+    enum dtype dtype = dtype_of_loops(args, loops);
     struct elems elems;
 
-    if (args->moments.dtype == DTYPE_BF16 && has_moments) {
+    if (dtype == DTYPE_BF16) {
         update_groups(args, k, loops, update_group_bf16, update_last_bf16, begin, end);
-    } else if (args->moments.dtype == DTYPE_SIGNED8 && has_moments) {
+    } else if (dtype == DTYPE_SIGNED8) {
         update_groups(args, k, loops, update_group8, update_last8, begin, end);
     } else if (args->undo || args->lower) {
         update_groups(args, k, loops, update_group, update_last, begin, end);
@@ -377,6 +422,11 @@ static always_inline void update(const struct update_args *args, const struct lo
 {
     const struct update_scalars k = *args->k;
 
+    if (args->old) {
+        assert(!args->undo);
+        update_aside(args, &k, loops);
+        return;
+    }
     for (size_t begin = 0, end; begin < args->n_elems; begin = end) {
         end = args->n_elems - begin < UPDATE_BLOCK_ELEMS ? args->n_elems : begin + UPDATE_BLOCK_ELEMS;
         update_block(args, &k, loops, begin, end);

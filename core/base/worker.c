@@ -205,13 +205,28 @@ void worker_pool_free(struct worker_pool *pool)
     free(pool);
 }
 
-static void post(struct worker_pool *pool, struct work *work, struct queue *queue)
+static void append(struct queue *queue, struct work *work)
+{
+    work->next = NULL;
+    *queue->tail = work;
+    queue->tail = &work->next;
+}
+
+static void prepend(struct queue *queue, struct work *work)
+{
+    work->next = queue->head;
+    queue->head = work;
+    if (!work->next)
+        queue->tail = &work->next;
+}
+
+static void post(struct worker_pool *pool, struct work *work, struct queue *queue,
+                 void (*add)(struct queue *queue, struct work *work))
 {
     assert(work->done);
     assert(work->run || work->n_items == 0);
     work->n_started = 0;
     work->n_finished = 0;
-    work->next = NULL;
 
     pthread_mutex_lock(&pool->lock);
     pool->n_under_way++;
@@ -221,20 +236,19 @@ static void post(struct worker_pool *pool, struct work *work, struct queue *queu
         pool->notify(pool->userdata);
         return;
     }
-    *queue->tail = work;
-    queue->tail = &work->next;
+    add(queue, work);
     pthread_cond_broadcast(&pool->work_posted);
     pthread_mutex_unlock(&pool->lock);
 }
 
 void worker_post(struct worker_pool *pool, struct work *work)
 {
-    post(pool, work, &pool->queues[FIRST]);
+    post(pool, work, &pool->queues[FIRST], append);
 }
 
 void worker_post_later(struct worker_pool *pool, struct work *work)
 {
-    post(pool, work, &pool->queues[LATER]);
+    post(pool, work, &pool->queues[LATER], prepend);
 }
 
 unsigned worker_pool_reap(struct worker_pool *pool)

@@ -37,7 +37,8 @@ int worker_pool_new(struct worker_pool **out, unsigned n_threads, void (*notify)
 void worker_pool_free(struct worker_pool *pool);
 
 void worker_post(struct worker_pool *pool, struct work *work);
-/* As worker_post(), but an item starts only when no work of worker_post() has items to start. */
+/* As worker_post(), but an item starts only when no work of worker_post() has items to start. The last posted work is
+ * the first to start. */
 void worker_post_later(struct worker_pool *pool, struct work *work);
 
 /* Calls done() for each finished work. Return: their number. */

@@ -23,7 +23,7 @@ enum {
     PAUSE_NS = 500 * 1000, /* picked: an update takes tens of milliseconds */
 };
 
-_Static_assert(SLOT_BYTES % COPY_ALIGN_BYTES == 0, "copy_past_caches() writes to slots");
+_Static_assert(SLOT_BYTES % COPY_LINE_BYTES == 0, "copy_past_caches() writes to slots");
 
 enum progress { UNREAD, HELD, ASIDE, READ };
 

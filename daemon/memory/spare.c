@@ -10,6 +10,7 @@
 
 #include "core/base/base.h"
 #include "core/layout/layout.h"
+#include "kernels/copy.h"
 #include "kernels/undo.h"
 
 /* A word of state->turns: 2 x the operation that turned the chunk last, + 1 if the second place is valid. */
@@ -82,21 +83,15 @@ struct state_place spare_place(const struct state *state, uint32_t chunk)
 
 /* ---- turning ------------------------------------------------------------------------------------------- */
 
-static void copy_array(void *dst, const void *src, size_t n_bytes)
-{
-    if (dst && dst != src)
-        memcpy(dst, src, n_bytes);
-}
-
 void spare_publish(const struct state *state, uint32_t chunk)
 {
     struct state_place spare = state_spare_arrays(state, chunk), first = state_first_place(state, chunk);
     size_t n_elems = state->layout->chunks[chunk].n_elems;
 
     if (is_published(state, chunk))
-        copy_array(first.master, spare.master, n_elems * sizeof(float));
+        copy_past_caches(first.master, spare.master, n_elems * sizeof(float));
     else
-        copy_array(first.weights, spare.weights, n_elems * sizeof(uint16_t));
+        copy_past_caches(first.weights, spare.weights, n_elems * sizeof(uint16_t));
 }
 
 void spare_turn(const struct state *state, uint32_t chunk, uint64_t op)
@@ -107,6 +102,12 @@ void spare_turn(const struct state *state, uint32_t chunk, uint64_t op)
     assert(op > 0);
     if (word / 2 != op)
         store_word(state, chunk, 2 * op + (word % 2 == 0));
+}
+
+static void copy_array(void *dst, const void *src, size_t n_bytes)
+{
+    if (dst && dst != src)
+        memcpy(dst, src, n_bytes);
 }
 
 void spare_bring_home(const struct state *state, uint32_t chunk)

@@ -7,7 +7,6 @@
 #include <assert.h>
 #include <sched.h>
 #include <stdatomic.h>
-#include <string.h>
 
 #include "core/base/base.h"
 #include "core/base/failpoint.h"
@@ -19,15 +18,6 @@
 #include "daemon/step/step.h"
 
 enum progress { OPEN, RUNS, WHOLE, VOID };
-
-/*
- * So that the copies are in the nearest cache when the kernel reads them: 12 KiB of fp32 state. On a Zen 4 with two
- * cores, 48 Mi elements take 28 ms in place; copied and updated 52 ms with blocks of 1024 elements, 58 with 4096, and
- * 48 with a kernel that writes to another place.
- */
-enum { BLOCK_ELEMS = 1024 };
-
-_Static_assert((int)BLOCK_ELEMS % (int)GROUP8_ELEMS == 0, "a block is whole groups");
 
 _Static_assert((int)SPECULATION_CHUNK_BYTES >= sizeof(struct update_scalars) + 2 * sizeof(uint64_t),
                "a word of state->turns, and what is here per chunk");
@@ -138,63 +128,23 @@ bool speculation_holds(struct speculation *s, uint32_t chunk, const struct updat
 
 /* ---- updating ------------------------------------------------------------------------------------------ */
 
-static void *element(void *array, enum dtype dtype, uint64_t elem)
-{
-    return array ? (uint8_t *)array + dtype_bytes(dtype, elem) : NULL;
-}
-
-/* Return: the place from its element `elem` on, a multiple of BLOCK_ELEMS. */
-static struct state_place advance(const struct state *state, const struct state_place *place, uint64_t elem)
-{
-    return (struct state_place){
-        .master = place->master ? place->master + elem : NULL,
-        .lower = place->lower ? place->lower + elem : NULL,
-        .exp_avg = element(place->exp_avg, state_dtype(state, STATE_EXP_AVG), elem),
-        .exp_avg_sq = element(place->exp_avg_sq, state_dtype(state, STATE_EXP_AVG_SQ), elem),
-        .weights = place->weights ? (uint16_t *)place->weights + elem : NULL,
-    };
-}
-
-static void copy_array(void *dst, const void *src, size_t n_bytes)
-{
-    if (dst)
-        memcpy(dst, src, n_bytes);
-}
-
-static void copy_block(const struct state *state, const struct state_place *to, const struct state_place *from,
-                       size_t n_elems)
-{
-    copy_array(to->master, from->master, n_elems * sizeof(float));
-    copy_array(to->exp_avg, from->exp_avg, dtype_bytes(state_dtype(state, STATE_EXP_AVG), n_elems));
-    copy_array(to->exp_avg_sq, from->exp_avg_sq, dtype_bytes(state_dtype(state, STATE_EXP_AVG_SQ), n_elems));
-    if (to->lower) { /* the weights are the upper part of the masters, else they are only written */
-        memcpy(to->lower, from->lower, n_elems);
-        memcpy(to->weights, from->weights, n_elems * sizeof(uint16_t));
-    }
-}
-
-/* Updates the chunk in its spare place, with the kernel that would update it in place. */
+/* Updates the chunk from its valid place to its spare place, with the kernel that would update it in place. */
 static void update_aside(const struct speculation *s, uint32_t id)
 {
     const struct step *step = s->step;
-    const struct layout_chunk *chunk = &step->layout->chunks[id];
-    step_kernel *kernel = step->kernels->update[step_optimizer(step, chunk->param)];
-    struct state_place from = state_place(step->state, id), to = spare_place(step->state, id);
-    struct update_args args;
+    const struct state_place from = state_place(step->state, id), to = spare_place(step->state, id);
+    const struct update_values old = {.p = from.master,
+                                      .lower = from.lower,
+                                      .m = from.exp_avg,
+                                      .v = from.exp_avg_sq,
+                                      .w16 = from.weights};
+    struct update_args args = step_args_in(step, id, &to);
 
     (void)failpoint("speculate");
-    for (uint64_t at = 0; at < chunk->n_elems; at += BLOCK_ELEMS) {
-        struct state_place block_from = advance(step->state, &from, at), block_to = advance(step->state, &to, at);
-        size_t n_elems = MIN((size_t)BLOCK_ELEMS, chunk->n_elems - at);
-
-        copy_block(step->state, &block_to, &block_from, n_elems);
-        args = step_args_in(step, id, &block_to);
-        args.acc = step_acc_here(step, id) + at;
-        args.k = &s->assumed[id];
-        args.start_elem += at;
-        args.n_elems = n_elems;
-        kernel(&args);
-    }
+    args.old = &old;
+    args.acc = step_acc_here(step, id);
+    args.k = &s->assumed[id];
+    step->kernels->update[step_optimizer(step, step->layout->chunks[id].param)](&args);
 }
 
 static void speculate(struct work *work, uint32_t item)
@@ -261,7 +211,9 @@ bool speculation_post(struct speculation *s, uint32_t parcel, const struct step_
         .done = done,
         .userdata = userdata,
     };
-    worker_post_later(s->step->pool, &its->work); /* sums come first: ranks wait for them */
+    /* Sums come first, because ranks wait for them. Of updates, the parcel that is complete last comes first: so what is
+     * left at the decision is spread over the whole model, and the next forward waits as little as possible. */
+    worker_post_later(s->step->pool, &its->work);
     return true;
 }
 

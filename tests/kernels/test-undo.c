@@ -3,7 +3,7 @@
 /*
  * A kernel with an undo slot is killed after each of its instructions: ptrace runs them one by one. After each, a copy
  * of the kernel's memory is put back, and the update is finished. The bits must be those of an undisturbed kernel
- * without a slot.
+ * without a slot. So must those of an update to another place, which has no slot.
  */
 
 #include "core/base/base.h"
@@ -60,10 +60,12 @@ struct job {
 static struct memory *shared;
 static float pushed[MAX_LEAVES][N_ELEMS];
 
-/* Runs the kernel. If is_found, first puts back the group of a killed run, and runs only what is not done. */
-static void run_job(const struct job *job, struct memory *on, bool with_slot, bool is_found)
+/* Runs the kernel. If is_found, first puts back the group of a killed run, and runs only what is not done. from: for an
+ * update that is not in place, or NULL. */
+static void run_job(const struct job *job, struct memory *on, const struct memory *from, bool with_slot, bool is_found)
 {
     if (job->n_leaves == 0) {
+        struct update_values old = {0};
         struct update_args args = {.p = on->p,
                                    .m = job->moments.m ? on->m : NULL,
                                    .v = job->moments.v ? on->v : NULL,
@@ -81,6 +83,11 @@ static void run_job(const struct job *job, struct memory *on, bool with_slot, bo
             args.p = NULL;
             args.lower = on->lower;
             args.start_elem = MASTER24_GROUP_ELEMS;
+        }
+        if (from) {
+            old = (struct update_values){
+                .p = from->p, .lower = from->lower, .m = from->m, .v = from->v, .w16 = from->w16};
+            args.old = &old;
         }
         if (job->first_pass)
             args.acc = args.p;
@@ -128,7 +135,7 @@ static pid_t start(const struct job *job)
         if (ptrace(PTRACE_TRACEME, 0, NULL, NULL) < 0)
             _exit(1);
         raise(SIGSTOP);
-        run_job(job, shared, true, false);
+        run_job(job, shared, NULL, true, false);
         _exit(0);
     }
     assert_int_equal(waitpid(pid, &status, 0), pid);
@@ -139,6 +146,21 @@ static pid_t start(const struct job *job)
     return pid;
 }
 
+/* The values there are only written: each of them is another one before. p begins at a line of the caches, m does not. */
+static void update_to_another_place(const struct job *job, const struct memory *before, const struct memory *expected)
+{
+    const uint8_t *from = (const uint8_t *)before, *to = (const uint8_t *)expected;
+    const struct memory old = *before;
+    struct memory on = old;
+
+    for (size_t i = offsetof(struct memory, p); i < sizeof(on); i++)
+        if (from[i] != to[i])
+            ((uint8_t *)&on)[i] = (uint8_t)~to[i];
+    run_job(job, &on, &old, false, false);
+    assert_equal(&on, expected, 0);
+    assert_equal(&old, before, 0);
+}
+
 static void kill_after_each_instruction(struct job *job)
 {
     struct memory before = *shared, expected = *shared, found;
@@ -146,8 +168,10 @@ static void kill_after_each_instruction(struct job *job)
     int status;
     pid_t pid;
 
-    run_job(job, &expected, false, false);
+    run_job(job, &expected, NULL, false, false);
     assert_memory_not_equal(&before.p, &expected.p, sizeof(before) - offsetof(struct memory, p));
+    if (job->n_leaves == 0 && !job->first_pass)
+        update_to_another_place(job, &before, &expected);
     pid = start(job);
     for (;; step++) {
         assert_int_equal(ptrace(PTRACE_SINGLESTEP, pid, NULL, NULL), 0);
@@ -156,7 +180,7 @@ static void kill_after_each_instruction(struct job *job)
             break;
         assert_true(WIFSTOPPED(status) && WSTOPSIG(status) == SIGTRAP);
         found = *shared;
-        run_job(job, &found, true, true);
+        run_job(job, &found, NULL, true, true);
         assert_equal(&found, &expected, step);
     }
     assert_int_equal(WEXITSTATUS(status), 0);

@@ -110,7 +110,7 @@ static int host_memory_wait_for_nothing(struct zerod *c)
 
 static int host_memory_put(struct zerod *c, uint8_t *to, const void *from, size_t n_bytes)
 {
-    if (c->past_caches && (uintptr_t)to % COPY_ALIGN_BYTES == 0)
+    if (c->past_caches)
         copy_past_caches(to, from, n_bytes);
     else
         memcpy(to, from, n_bytes);

@@ -285,10 +285,10 @@ static void run_opener(struct work *work, uint32_t item)
     run_item(work, item);
 }
 
-/* Works for later start after works that were posted after them, and among each other in the order of posting. */
+/* Works for later start after works that were posted after them, and among each other the last posted first. */
 static void test_later(void **state)
 {
-    static const unsigned places[] = {200, 300, 0, 100};
+    static const unsigned places[] = {300, 200, 0, 100};
     struct ordered works[4];
     struct opener opener;
     unsigned n_started = 0;
