@@ -172,15 +172,17 @@ static int fill_slot(struct serving *serving)
     const struct exchange *exchange = serving->exchange;
     struct executor *executor = exchange->job->executor;
     uint8_t *slot = exchange->serving.map + exchange->slot_bytes * (uint64_t)serving->slot;
+    struct executor_read read = {.param = serving->param, .dst = slot, .done = has_come, .userdata = serving};
     uint64_t start;
 
-    if (serving->kind == FETCH_PUBLISHED)
-        return executor_read_weights(executor, serving->param, slot, has_come, serving);
-    exchange_owned(exchange, exchange->self, serving->param, &start);
-    /* executor_read() counts from the parameter's start, but writes only the owned elements. */
-    slot -= start * sizeof(float);
-    return executor_read(executor, serving->param, (enum state_kind)serving->kind, (float *)(void *)slot, has_come,
-                         serving);
+    read.weights = serving->kind == FETCH_PUBLISHED;
+    if (!read.weights) {
+        /* executor_read() counts from the parameter's start, but writes only the owned elements. */
+        exchange_owned(exchange, exchange->self, serving->param, &start);
+        read.kind = (enum state_kind)serving->kind;
+        read.dst = slot - start * sizeof(float);
+    }
+    return executor_read(executor, &read);
 }
 
 /* Ends a serving for lack of memory. The node that waits for its elements, and node 0, then miss a deadline. */

@@ -404,7 +404,7 @@ static int start_executor(void *userdata)
 {
     struct job *job = userdata;
 
-    executor_start(job->executor);
+    executor_start(job->executor, false);
     return SEQUENCE_WAITS;
 }
 
@@ -517,7 +517,7 @@ static void reserve_again_done(struct work *work)
     assert(job->work.n_io > 0);
     job->work.n_io--;
     if (job->forming.reserve_result == 0)
-        executor_go_on(job->executor);
+        executor_start(job->executor, true);
     else
         log_error("there is not enough memory for what is not kept: what travels between nodes and to GPUs, and what "
                   "Muon computes with; free memory on this machine, and restart zerod: what it keeps stays kept");

@@ -28,6 +28,7 @@
 #include "daemon/job/state/window.h"
 #include "daemon/ledger/ledger.h"
 #include "daemon/step/executor.h"
+#include "daemon/step/pools.h"
 
 static uint64_t timeout_ns(const struct job *job)
 {
@@ -67,7 +68,7 @@ void rank_lost_tick(struct job *job)
         job_detach(job, rank);
     }
     if (job->run.survival.found_ns && job_now(job) - job->run.survival.found_ns > timeout_ns(job))
-        executor_let_go(job->executor);
+        pools_let_go(job->executor->pools);
 }
 
 uint64_t rank_lost_rest_ns(const struct job *job)

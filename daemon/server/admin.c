@@ -40,6 +40,7 @@
 #include "daemon/server/session.h"
 #include "daemon/server/trace-writer.h"
 #include "daemon/step/executor.h"
+#include "daemon/step/pools.h"
 #include "daemon/step/speculation.h"
 #include "daemon/step/step.h"
 
@@ -124,7 +125,7 @@ static void fill_memory(const struct job *job, struct status_bytes *memory)
     memory[STATUS_MEMORY_OVERFLOW] = (struct status_bytes){ring_bytes_held(job, true), planned->overflow};
     memory[STATUS_MEMORY_STAGING] = (struct status_bytes){0, planned->staging};
     memory[STATUS_MEMORY_WEIGHTS] = (struct status_bytes){job->state->weights.n_bytes, planned->weights};
-    memory[STATUS_MEMORY_POOL] = (struct status_bytes){executor_held_bytes(job->executor), planned->pool};
+    memory[STATUS_MEMORY_POOL] = (struct status_bytes){pools_held_bytes(job->executor->pools), planned->pool};
     memory[STATUS_MEMORY_FIXED] = (struct status_bytes){planned->fixed, planned->fixed};
     if (planned->offloaded)
         memory[STATUS_MEMORY_STATE].held_bytes += job->state->weights.n_bytes;

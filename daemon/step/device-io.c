@@ -274,7 +274,7 @@ static void io_ended(void *userdata, int result)
 
     userdata = io->userdata;
     if (io->empties)
-        device_empty(io->executor);
+        executor_empty(io->executor);
     io_free(io);
     done(userdata, result);
 }
@@ -327,12 +327,6 @@ static int io_post(struct device_io *io, void (*run)(struct work *work, uint32_t
 }
 
 /* ---- the staging copy ------------------------------------------------------------------------------------ */
-
-void device_empty(struct executor *executor)
-{
-    segment_punch(&executor->state->state, 0, executor->state->state.n_bytes);
-    segment_punch(&executor->state->weights, 0, executor->state->weights.n_bytes);
-}
 
 static void reserve_run(struct work *work, uint32_t item)
 {
@@ -596,16 +590,16 @@ static int narrow(void *userdata)
     return SEQUENCE_OVER;
 }
 
-static struct device_io *io_new_read(struct executor *executor, const sequence_stage *stages, uint32_t param, void *dst,
-                                     executor_done done, void *userdata)
+static struct device_io *io_new_read(struct executor *executor, const sequence_stage *stages,
+                                     const struct executor_read *read)
 {
-    struct device_io *io = io_new(executor, stages, done, userdata);
+    struct device_io *io = io_new(executor, stages, read->done, read->userdata);
 
     if (!io)
         return NULL;
-    io->param = param;
-    io->n_elems = layout_of(executor)->params[param].n_elems;
-    io->dst = dst;
+    io->param = read->param;
+    io->n_elems = layout_of(executor)->params[read->param].n_elems;
+    io->dst = read->dst;
     return io;
 }
 
@@ -642,50 +636,55 @@ static void add_narrow(struct device_io *io, enum state_kind kind, uint64_t star
                          io->bytes);
 }
 
-int device_read(struct executor *executor, uint32_t param, enum state_kind kind, float *dst, executor_done done,
-                void *userdata)
+static int read_values(struct executor *executor, const struct executor_read *read)
 {
     static const sequence_stage as_they_are[] = {io_copy, NULL}, widened[] = {io_copy, widen, NULL},
                                 masters[] = {io_copy, widen_masters, NULL};
-    const struct layout_param *p = &layout_of(executor)->params[param];
-    bool widens = !p->trainable || !state_is_f32(executor->state, kind, p->bucket);
-    bool master24 = p->trainable && widens && kind == STATE_MASTER;
+    const struct layout_param *p = &layout_of(executor)->params[read->param];
+    bool widens = !p->trainable || !state_is_f32(executor->state, read->kind, p->bucket);
+    bool master24 = p->trainable && widens && read->kind == STATE_MASTER;
     const sequence_stage *stages = master24 ? masters : widened;
-    struct device_io *io = io_new_read(executor, widens ? stages : as_they_are, param, dst, done, userdata);
+    struct device_io *io = io_new_read(executor, widens ? stages : as_they_are, read);
     uint64_t start = 0;
 
     if (!io)
         return -ENOMEM;
     if (widens && (p->trainable || executor->gathers))
-        io->n_elems = device_find_owned(executor, param, &start);
-    io->dst = dst + start;
+        io->n_elems = device_find_owned(executor, read->param, &start);
+    io->dst = (float *)read->dst + start;
     if (master24)
         add_masters24(io, start);
     else if (widens)
-        add_narrow(io, kind, start);
+        add_narrow(io, read->kind, start);
     else
-        add_values(executor, &io->moves, false, param, kind, 0, p->n_elems, dst);
+        add_values(executor, &io->moves, false, read->param, read->kind, 0, p->n_elems, read->dst);
     return io_start(io) < 0 ? -ENOMEM : 0;
 }
 
-int device_read_weights(struct executor *executor, uint32_t param, uint8_t *dst, executor_done done, void *userdata)
+static int read_weights(struct executor *executor, const struct executor_read *read)
 {
     static const sequence_stage as_they_are[] = {io_copy, NULL}, rounded[] = {io_copy, narrow, NULL};
-    const struct layout_param *p = &layout_of(executor)->params[param];
+    const struct layout_param *p = &layout_of(executor)->params[read->param];
     bool rounds = p->trainable && p->dtype != DTYPE_F32 && !state_is_master24(executor->state, p->bucket);
-    struct device_io *io = io_new_read(executor, rounds ? rounded : as_they_are, param, dst, done, userdata);
+    struct device_io *io = io_new_read(executor, rounds ? rounded : as_they_are, read);
     uint64_t start;
 
     if (!io)
         return -ENOMEM;
-    io->n_elems = device_find_owned(executor, param, &start);
+    io->n_elems = device_find_owned(executor, read->param, &start);
     if (rounds)
         make_bytes(io, io->n_elems * sizeof(float));
     if (!p->trainable)
-        add_frozen(executor, &io->moves, false, param, start, io->n_elems, dst);
+        add_frozen(executor, &io->moves, false, read->param, start, io->n_elems, read->dst);
     else
-        add_values(executor, &io->moves, false, param, STATE_MASTER, start, io->n_elems, rounds ? io->bytes : dst);
+        add_values(executor, &io->moves, false, read->param, STATE_MASTER, start, io->n_elems,
+                   rounds ? io->bytes : read->dst);
     return io_start(io) < 0 ? -ENOMEM : 0;
+}
+
+int device_read(struct executor *executor, const struct executor_read *read)
+{
+    return read->weights ? read_weights(executor, read) : read_values(executor, read);
 }
 
 static void reserve_segment_run(struct work *work, uint32_t item)

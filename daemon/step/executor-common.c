@@ -20,6 +20,7 @@
 #include "daemon/memory/spare.h"
 #include "daemon/memory/weights.h"
 #include "daemon/step/executor-ops.h"
+#include "daemon/step/pools.h"
 #include "daemon/step/speculation.h"
 #include "daemon/step/step.h"
 #include "kernels/position_sum.h"
@@ -111,9 +112,18 @@ int executor_replace_step(struct executor *executor, const struct layout *layout
     return 0;
 }
 
+void executor_empty(struct executor *executor)
+{
+    if (!executor->state->staging_copy)
+        return;
+    segment_punch(&executor->state->state, 0, executor->state->state.n_bytes);
+    segment_punch(&executor->state->weights, 0, executor->state->weights.n_bytes);
+}
+
 void executor_deinit(struct executor *executor)
 {
     assert(!executor->devices); /* executor_stop() was called */
+    pools_free(executor->pools);
     step_free(executor->step);
     state_free(executor->state);
 }

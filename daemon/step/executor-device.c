@@ -55,8 +55,8 @@ static void end_clearing(struct executor *executor, int result, const char *why)
 {
     const struct executor_events *events = events_of(executor);
 
-    assert(device_of(executor)->clearing);
-    device_of(executor)->clearing = false;
+    assert(executor->clears);
+    executor->clears = false;
     if (result < 0) {
         events->unformed(events->userdata, result, why);
         return;
@@ -119,8 +119,8 @@ static int clear(struct executor *executor)
 /* Stage 3: makes the bookkeeping of the ranks' pools. Call it when the engine has allocated the GPU memory. */
 static int make_gather(struct executor *executor)
 {
-    assert(!device_of(executor)->gather);
-    return executor->gathers ? device_gather_new(&device_of(executor)->gather, executor) : 0;
+    assert(!executor->pools);
+    return executor->gathers ? device_gather_new(executor) : 0;
 }
 
 /* Handles the event that an engine is ready. first: the engine is the first one, which has allocated the GPU memory. */
@@ -137,7 +137,7 @@ static void on_ready(void *userdata, bool first)
     r = make_gather(executor);
     if (r == 0)
         r = clear(executor);
-    device_of(executor)->clearing = r == 0;
+    executor->clears = r == 0;
     if (r < 0)
         events->unformed(events->userdata, -ENOMEM, "out of memory");
 }
@@ -205,53 +205,26 @@ static int device_reserve(const struct executor *executor)
     return r == 0 && executor->several_nodes ? device_reserve_copy(executor) : r;
 }
 
-void device_start(struct executor *executor)
+void device_start(struct executor *executor, bool adopted)
 {
     const struct executor_events *events = events_of(executor);
 
-    events->reserved(events->userdata);
-    device_go_on(executor);
-}
-
-void device_go_on(struct executor *executor)
-{
+    if (!adopted)
+        events->reserved(events->userdata);
     if (!executor->several_nodes) /* on several nodes the owner starts an engine for each generation */
         devices_start(executor->devices);
-}
-
-void device_cancel(struct executor *executor)
-{
-    devices_cancel(executor->devices);
-}
-
-void device_stop(struct executor *executor)
-{
-    devices_free(steal_ptr(executor->devices));
 }
 
 void device_free_executor(struct executor *executor)
 {
     struct device_executor *device = device_of(executor);
 
-    device_gather_free(device->gather);
     segment_deinit(&device->landing);
     executor_deinit(executor);
     if (device->reporting)
         device->freed = true;
     else
         free(device);
-}
-
-bool device_is_busy(const struct executor *executor)
-{
-    return device_of(executor)->clearing || device_gather_is_busy(device_of(executor)->gather);
-}
-
-/* Return: 0, because pools are on the GPUs. */
-uint64_t device_held_bytes(const struct executor *executor)
-{
-    (void)executor;
-    return 0;
 }
 
 /* ---- ranks --------------------------------------------------------------------------------------------------- */
@@ -286,26 +259,6 @@ void device_segments(const struct executor *executor, unsigned local_rank, const
     out->fds[4] = segment_open_rw(&keep->progress_segments[local_rank]);
 }
 
-void device_attend(struct executor *executor, unsigned local_rank, enum executor_attendance what, uint64_t incarnation)
-{
-    switch (what) {
-    case TRAINER_LOST:
-        devices_lost_trainer(executor->devices, local_rank);
-        break;
-    case TRAINER_FOUND:
-        devices_found_trainer(executor->devices, local_rank);
-        break;
-    case TRAINER_REPLACED:
-        devices_new_trainer(executor->devices, local_rank, incarnation);
-        break;
-    }
-}
-
-bool device_awaits(const struct executor *executor, unsigned local_rank, uint64_t point)
-{
-    return devices_awaits(executor->devices, local_rank, point);
-}
-
 /* ---- the table ----------------------------------------------------------------------------------------------- */
 
 static int device_show(struct executor *executor, const struct segment *segment, executor_done done, void *userdata)
@@ -317,32 +270,15 @@ static int device_show(struct executor *executor, const struct segment *segment,
 static const struct executor_ops device_ops_table = {
     .reserve = device_reserve,
     .start = device_start,
-    .go_on = device_go_on,
-    .cancel = device_cancel,
-    .stop = device_stop,
     .free = device_free_executor,
     .segments = device_segments,
-    .attend = device_attend,
-    .awaits = device_awaits,
     .init = device_init,
     .adopt = device_adopt,
     .verify = device_verify,
     .read = device_read,
-    .read_weights = device_read_weights,
     .show = device_show,
     .load = device_load,
     .store = device_store,
-    .empty = device_empty,
-    .fits = device_gather_fits,
-    .hold = device_gather_hold,
-    .release = device_gather_hold,
-    .gather = device_gather_begin,
-    .find = device_gather_find,
-    .places = device_gather_places,
-    .hint = device_gather_hint,
-    .refresh = device_gather_refresh,
-    .is_busy = device_is_busy,
-    .held_bytes = device_held_bytes,
 };
 
 int executor_device_new(struct executor **out, const struct executor_options *options)

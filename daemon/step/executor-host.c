@@ -25,16 +25,6 @@
 #include "kernels/convert.h"
 #include "kernels/kernels.h"
 
-struct host_executor {
-    struct executor base;
-    struct host_pool *pool; /* stage 3 */
-};
-
-static struct host_pool *pool_of(const struct executor *executor)
-{
-    return container_of((struct executor *)executor, struct host_executor, base)->pool;
-}
-
 /* ---- work for the workers ---------------------------------------------------------------------------------- */
 
 struct host_io {
@@ -76,10 +66,12 @@ static int io_post(const struct host_io *what, void (*run)(struct work *work, ui
 
 /* ---- life -------------------------------------------------------------------------------------------------- */
 
-static void host_start(struct executor *executor)
+static void host_start(struct executor *executor, bool adopted)
 {
     const struct executor_events *events = &executor->options.events;
 
+    if (adopted)
+        return;
     events->formed(events->userdata);
     events->reserved(events->userdata);
 }
@@ -102,7 +94,7 @@ static int host_repartition(struct executor *executor, const struct layout *layo
     set_ring_bytes(executor);
     executor->options.gather_bytes = gather_bytes;
     if (executor->gathers)
-        host_pool_bound(pool_of(executor), gather_bytes);
+        host_pool_bound(executor->pools, gather_bytes);
     return 0;
 }
 
@@ -116,18 +108,10 @@ static int host_reserve(const struct executor *executor)
     return step_muon_reserve(executor->step);
 }
 
-static void host_do_nothing(struct executor *executor)
-{
-    (void)executor;
-}
-
 static void host_free(struct executor *executor)
 {
-    struct host_executor *host = container_of(executor, struct host_executor, base);
-
-    host_pool_free(host->pool);
     executor_deinit(executor);
-    free(host);
+    free(executor);
 }
 
 /* ---- ranks ------------------------------------------------------------------------------------------------- */
@@ -136,7 +120,7 @@ static void host_segments(const struct executor *executor, unsigned local_rank, 
                           struct executor_segments *out)
 {
     const struct segment *published =
-        executor->gathers ? host_pool_segment(pool_of(executor)) : &executor->state->weights;
+        executor->gathers ? host_pool_segment(executor->pools) : &executor->state->weights;
     const struct segment *page;
 
     (void)local_rank;
@@ -152,23 +136,6 @@ static void host_segments(const struct executor *executor, unsigned local_rank, 
         out->segments[4] = (struct wire_segment){.kind = WIRE_SEGMENT_PUBLISHED, .n_bytes = page->n_bytes};
         out->fds[4] = segment_open_ro(page);
     }
-}
-
-static void host_attend(struct executor *executor, unsigned local_rank, enum executor_attendance what,
-                        uint64_t incarnation)
-{
-    (void)executor;
-    (void)local_rank;
-    (void)what;
-    (void)incarnation;
-}
-
-static bool host_awaits(const struct executor *executor, unsigned local_rank, uint64_t point)
-{
-    (void)executor;
-    (void)local_rank;
-    (void)point;
-    return false;
 }
 
 /* ---- initial weights --------------------------------------------------------------------------------------- */
@@ -243,16 +210,6 @@ static void read_run(struct work *work, uint32_t item)
                   (float *)io->dst + chunk->start_elem);
 }
 
-int host_read(struct executor *executor, uint32_t param, enum state_kind kind, float *dst, executor_done done,
-              void *userdata)
-{
-    const struct layout_param *p = &executor->options.layout->params[param];
-    const struct host_io io = {
-        .executor = executor, .param = param, .kind = kind, .dst = dst, .done = done, .userdata = userdata};
-
-    return p->trainable ? io_post(&io, read_run, p->n_chunks) : io_post(&io, read_frozen_run, 1);
-}
-
 static void round_run(struct work *work, uint32_t item)
 {
     const struct host_io *io = container_of(work, struct host_io, work);
@@ -268,11 +225,19 @@ static void round_run(struct work *work, uint32_t item)
                   (uint8_t *)io->dst + (elem - start) * dtype_size(p->dtype));
 }
 
-int host_read_weights(struct executor *executor, uint32_t param, uint8_t *dst, executor_done done, void *userdata)
+int host_read(struct executor *executor, const struct executor_read *read)
 {
-    return io_post(
-        &(struct host_io){.executor = executor, .param = param, .dst = dst, .done = done, .userdata = userdata},
-        round_run, executor->options.layout->params[param].n_chunks);
+    const struct layout_param *p = &executor->options.layout->params[read->param];
+    const struct host_io io = {.executor = executor,
+                               .param = read->param,
+                               .kind = read->kind,
+                               .dst = read->dst,
+                               .done = read->done,
+                               .userdata = read->userdata};
+
+    if (read->weights)
+        return io_post(&io, round_run, p->n_chunks);
+    return p->trainable ? io_post(&io, read_run, p->n_chunks) : io_post(&io, read_frozen_run, 1);
 }
 
 int host_show(struct executor *executor, const struct segment *segment, executor_done done, void *userdata)
@@ -297,122 +262,29 @@ int host_load(struct executor *executor, executor_done done, void *userdata)
     return 1;
 }
 
-void host_empty(struct executor *executor)
-{
-    (void)executor;
-}
-
-/* ---- gathering --------------------------------------------------------------------------------------------- */
-
-static bool host_fits(const struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params)
-{
-    (void)executor;
-    (void)local_rank;
-    (void)params;
-    (void)n_params;
-    return true; /* a gather beyond the bound is allowed, and fails only without memory */
-}
-
-static void host_hold(struct executor *executor, uint32_t param)
-{
-    host_pool_hold(pool_of(executor), param);
-}
-
-static void host_release(struct executor *executor, uint32_t param)
-{
-    host_pool_release(pool_of(executor), param);
-}
-
-static void host_gather(struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params)
-{
-    (void)local_rank;
-    host_pool_gather(pool_of(executor), params, n_params);
-}
-
-static enum gathered host_find(struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params)
-{
-    (void)local_rank;
-    return host_pool_find(pool_of(executor), params, n_params);
-}
-
-static bool host_places(const struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params,
-                        uint64_t *offsets_bytes)
-{
-    (void)executor;
-    (void)local_rank;
-    (void)params;
-    (void)n_params;
-    (void)offsets_bytes;
-    return false;
-}
-
-static void host_hint(struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params)
-{
-    host_pool_hint(pool_of(executor), local_rank, params, n_params);
-}
-
-static bool host_refresh(struct executor *executor, void (*done)(void *userdata), void *userdata)
-{
-    return executor->gathers && host_pool_refresh(pool_of(executor), done, userdata);
-}
-
-static bool host_is_busy(const struct executor *executor)
-{
-    return executor->gathers && host_pool_is_busy(pool_of(executor));
-}
-
-static uint64_t host_held_bytes(const struct executor *executor)
-{
-    return executor->gathers ? host_pool_held_bytes(pool_of(executor)) : 0;
-}
-
-static void host_let_go(struct executor *executor)
-{
-    if (executor->gathers)
-        host_pool_let_go(pool_of(executor));
-}
-
 static const struct executor_ops host_ops = {
-    .start = host_start,
     .reserve = host_reserve,
+    .start = host_start,
     .repartition = host_repartition,
-    .cancel = host_do_nothing,
-    .stop = host_do_nothing,
     .free = host_free,
     .segments = host_segments,
-    .attend = host_attend,
-    .awaits = host_awaits,
     .init = host_init_weights,
     .adopt = host_adopt,
     .verify = host_verify,
     .read = host_read,
-    .read_weights = host_read_weights,
     .show = host_show,
     .load = host_load,
     .store = host_load,
-    .empty = host_empty,
-    .fits = host_fits,
-    .hold = host_hold,
-    .release = host_release,
-    .gather = host_gather,
-    .find = host_find,
-    .places = host_places,
-    .hint = host_hint,
-    .refresh = host_refresh,
-    .is_busy = host_is_busy,
-    .held_bytes = host_held_bytes,
-    .let_go = host_let_go,
 };
 
 int executor_host_new(struct executor **out, const struct executor_options *options)
 {
-    struct host_executor *host = calloc(1, sizeof(*host));
-    struct executor *executor;
+    struct executor *executor = calloc(1, sizeof(*executor));
     int r;
 
-    if (!host)
+    if (!executor)
         return -ENOMEM;
-    *out = executor = &host->base;
+    *out = executor;
     executor_set_up(executor, &host_ops, options);
     executor->holds_state = true;
     executor->publishes = !executor->several_nodes && !executor->gathers;
@@ -422,8 +294,8 @@ int executor_host_new(struct executor **out, const struct executor_options *opti
         &(struct state_options){.alone = !executor->several_nodes, .n_spares = options->config->zero.spare_buckets},
         options->config->optimizer.type == OPTIMIZER_MUON ? &step_muon_ops : NULL);
     if (r == 0 && executor->gathers)
-        r = host_pool_new(&host->pool, executor);
+        r = host_pool_new(executor);
     if (r == 0 && executor->gathers)
-        executor->landing = host_pool_segment(host->pool);
+        executor->landing = host_pool_segment(executor->pools);
     return r;
 }

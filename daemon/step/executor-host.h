@@ -7,9 +7,6 @@
 
 #include "daemon/step/executor.h"
 
-int host_read(struct executor *executor, uint32_t param, enum state_kind kind, float *dst, executor_done done,
-              void *userdata);
-int host_read_weights(struct executor *executor, uint32_t param, uint8_t *dst, executor_done done, void *userdata);
+int host_read(struct executor *executor, const struct executor_read *read);
 int host_show(struct executor *executor, const struct segment *segment, executor_done done, void *userdata);
 int host_load(struct executor *executor, executor_done done, void *userdata);
-void host_empty(struct executor *executor);

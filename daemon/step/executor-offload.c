@@ -11,7 +11,6 @@
 #include "core/config/config.h"
 #include "daemon/engines/devices.h"
 #include "daemon/step/executor-device.h"
-#include "daemon/step/gather-device.h"
 #include "daemon/step/executor-host.h"
 #include "daemon/step/step-offload.h"
 #include "daemon/step/step.h"
@@ -32,16 +31,10 @@ static void share_staging(struct executor *executor)
     devices_share(executor->devices, DEVICES_WEIGHTS, &executor->state->weights);
 }
 
-static void offload_executor_start(struct executor *executor)
+static void offload_executor_start(struct executor *executor, bool adopted)
 {
     share_staging(executor);
-    device_start(executor);
-}
-
-static void offload_executor_go_on(struct executor *executor)
-{
-    share_staging(executor);
-    device_go_on(executor);
+    device_start(executor, adopted);
 }
 
 /* On several nodes in stages 1 and 2, copies all weights from a GPU, because host memory has only the owned weights. */
@@ -61,32 +54,15 @@ static void offload_executor_free(struct executor *executor)
 static const struct executor_ops offload_ops = {
     .reserve = offload_executor_reserve,
     .start = offload_executor_start,
-    .go_on = offload_executor_go_on,
-    .cancel = device_cancel,
-    .stop = device_stop,
     .free = offload_executor_free,
     .segments = device_segments,
-    .attend = device_attend,
-    .awaits = device_awaits,
     .init = device_init,
     .adopt = device_adopt,
     .verify = device_verify,
     .read = host_read,
-    .read_weights = host_read_weights,
     .show = offload_executor_show,
     .load = host_load,
     .store = device_store,
-    .empty = host_empty,
-    .fits = device_gather_fits,
-    .hold = device_gather_hold,
-    .release = device_gather_hold,
-    .gather = device_gather_begin,
-    .find = device_gather_find,
-    .places = device_gather_places,
-    .hint = device_gather_hint,
-    .refresh = device_gather_refresh,
-    .is_busy = device_is_busy,
-    .held_bytes = device_held_bytes,
 };
 
 static int make_offload_step(struct executor *executor)

@@ -14,42 +14,19 @@ struct step_ops;
 
 struct executor_ops {
     int (*reserve)(const struct executor *executor); /* reserves memory other than the state's */
-    void (*start)(struct executor *executor);
-    void (*go_on)(struct executor *executor); /* may be NULL */
+    void (*start)(struct executor *executor, bool adopted);
     int (*repartition)(struct executor *executor, const struct layout *layout,
                        uint64_t gather_bytes); /* only executor-host.c has it */
-    void (*cancel)(struct executor *executor);
-    void (*stop)(struct executor *executor);
     void (*free)(struct executor *executor);
     void (*segments)(const struct executor *executor, unsigned local_rank, const struct ring *ring,
                      struct executor_segments *segments);
-    void (*attend)(struct executor *executor, unsigned local_rank, enum executor_attendance what, uint64_t incarnation);
-    bool (*awaits)(const struct executor *executor, unsigned local_rank, uint64_t point);
-
     int (*init)(struct executor *executor, const struct executor_init *init);
     int (*adopt)(struct executor *executor, const uint8_t *weights, executor_done done, void *userdata);
     int (*verify)(struct executor *executor, const struct executor_verify *verify);
-
-    int (*read)(struct executor *executor, uint32_t param, enum state_kind kind, float *dst, executor_done done,
-                void *userdata);
-    int (*read_weights)(struct executor *executor, uint32_t param, uint8_t *dst, executor_done done, void *userdata);
+    int (*read)(struct executor *executor, const struct executor_read *read);
     int (*show)(struct executor *executor, const struct segment *segment, executor_done done, void *userdata);
     int (*load)(struct executor *executor, executor_done done, void *userdata);
     int (*store)(struct executor *executor, executor_done done, void *userdata);
-    void (*empty)(struct executor *executor);
-
-    bool (*fits)(const struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params);
-    void (*hold)(struct executor *executor, uint32_t param);
-    void (*release)(struct executor *executor, uint32_t param);
-    void (*gather)(struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params);
-    enum gathered (*find)(struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params);
-    bool (*places)(const struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params,
-                   uint64_t *offsets_bytes);
-    void (*hint)(struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params);
-    bool (*refresh)(struct executor *executor, void (*done)(void *userdata), void *userdata);
-    bool (*is_busy)(const struct executor *executor);
-    uint64_t (*held_bytes)(const struct executor *executor);
-    void (*let_go)(struct executor *executor); /* may be NULL */
 };
 
 /* Makes an executor. After an error *out may be incomplete, and the caller frees it. Return: 0 or -errno. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* Calls the functions of an executor through executor->ops. */
+/* The functions of executor.h: those that differ by where the data are call executor->ops. */
 
 #include "daemon/step/executor.h"
 
@@ -12,9 +12,11 @@
 #include "core/config/config.h"
 #include "core/layout/layout.h"
 #include "core/wire/wire-request.h"
+#include "daemon/engines/devices.h"
 #include "daemon/memory/ring.h"
 #include "daemon/memory/weights.h"
 #include "daemon/step/executor-ops.h"
+#include "daemon/step/pools.h"
 #include "daemon/step/step.h"
 #include "kernels/position_sum.h"
 
@@ -50,33 +52,27 @@ void executor_free(struct executor *executor)
 
 uint32_t executor_n_reserve_pieces(const struct executor *executor)
 {
-    return state_n_reserve_pieces(executor->state) + (executor->ops->reserve != NULL);
+    return state_n_reserve_pieces(executor->state) + 1;
 }
 
 int executor_reserve(struct executor *executor, uint32_t piece)
 {
     if (piece < state_n_reserve_pieces(executor->state))
         return state_reserve(executor->state, piece);
-    assert(piece == state_n_reserve_pieces(executor->state) && executor->ops->reserve);
+    assert(piece == state_n_reserve_pieces(executor->state));
     return executor->ops->reserve(executor);
 }
 
 /* ---- verbs ------------------------------------------------------------------------------------------------- */
 
-void executor_start(struct executor *executor)
+void executor_start(struct executor *executor, bool adopted)
 {
-    executor->ops->start(executor);
+    executor->ops->start(executor, adopted);
 }
 
 int executor_reserve_rest(const struct executor *executor)
 {
-    return executor->ops->reserve ? executor->ops->reserve(executor) : 0;
-}
-
-void executor_go_on(struct executor *executor)
-{
-    if (executor->ops->go_on)
-        executor->ops->go_on(executor);
+    return executor->ops->reserve(executor);
 }
 
 int executor_repartition(struct executor *executor, const struct layout *layout, uint64_t gather_bytes)
@@ -98,14 +94,14 @@ void executor_end_replay(struct executor *executor)
 
 void executor_cancel(struct executor *executor)
 {
-    if (executor)
-        executor->ops->cancel(executor);
+    if (executor && executor->devices)
+        devices_cancel(executor->devices);
 }
 
 void executor_stop(struct executor *executor)
 {
     if (executor)
-        executor->ops->stop(executor);
+        devices_free(steal_ptr(executor->devices));
 }
 
 void executor_segments(const struct executor *executor, unsigned local_rank, const struct ring *ring,
@@ -117,12 +113,25 @@ void executor_segments(const struct executor *executor, unsigned local_rank, con
 void executor_attend(struct executor *executor, unsigned local_rank, enum executor_attendance what,
                      uint64_t incarnation)
 {
-    executor->ops->attend(executor, local_rank, what, incarnation);
+    if (!executor->devices)
+        return;
+    switch (what) {
+    case TRAINER_LOST:
+        devices_lost_trainer(executor->devices, local_rank);
+        break;
+    case TRAINER_FOUND:
+        devices_found_trainer(executor->devices, local_rank);
+        break;
+    case TRAINER_REPLACED:
+        devices_new_trainer(executor->devices, local_rank, incarnation);
+        break;
+    }
 }
 
 bool executor_awaits(const struct executor *executor, unsigned local_rank, uint64_t point)
 {
-    return executor && (executor->replays || executor->ops->awaits(executor, local_rank, point));
+    return executor && (executor->replays ||
+                        (executor->devices && devices_awaits(executor->devices, local_rank, point)));
 }
 
 int executor_init(struct executor *executor, const struct executor_init *init)
@@ -140,15 +149,9 @@ int executor_verify(struct executor *executor, const struct executor_verify *ver
     return executor->replays ? 0 : executor->ops->verify(executor, verify);
 }
 
-int executor_read(struct executor *executor, uint32_t param, enum state_kind kind, float *dst, executor_done done,
-                  void *userdata)
+int executor_read(struct executor *executor, const struct executor_read *read)
 {
-    return executor->ops->read(executor, param, kind, dst, done, userdata);
-}
-
-int executor_read_weights(struct executor *executor, uint32_t param, uint8_t *dst, executor_done done, void *userdata)
-{
-    return executor->ops->read_weights(executor, param, dst, done, userdata);
+    return executor->ops->read(executor, read);
 }
 
 int executor_show(struct executor *executor, const struct segment *segment, executor_done done, void *userdata)
@@ -166,64 +169,7 @@ int executor_store(struct executor *executor, executor_done done, void *userdata
     return executor->ops->store(executor, done, userdata);
 }
 
-void executor_empty(struct executor *executor)
-{
-    executor->ops->empty(executor);
-}
-
-bool executor_fits(const struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params)
-{
-    return executor->ops->fits(executor, local_rank, params, n_params);
-}
-
-void executor_hold(struct executor *executor, uint32_t param)
-{
-    executor->ops->hold(executor, param);
-}
-
-void executor_release(struct executor *executor, uint32_t param)
-{
-    executor->ops->release(executor, param);
-}
-
-void executor_gather(struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params)
-{
-    executor->ops->gather(executor, local_rank, params, n_params);
-}
-
-enum gathered executor_find(struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params)
-{
-    return executor->ops->find(executor, local_rank, params, n_params);
-}
-
-bool executor_places(const struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params,
-                     uint64_t *offsets_bytes)
-{
-    return executor->ops->places(executor, local_rank, params, n_params, offsets_bytes);
-}
-
-void executor_hint(struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params)
-{
-    executor->ops->hint(executor, local_rank, params, n_params);
-}
-
-bool executor_refresh(struct executor *executor, void (*done)(void *userdata), void *userdata)
-{
-    return executor->ops->refresh(executor, done, userdata);
-}
-
 bool executor_is_busy(const struct executor *executor)
 {
-    return executor && executor->ops->is_busy(executor);
-}
-
-void executor_let_go(struct executor *executor)
-{
-    if (executor && executor->ops->let_go)
-        executor->ops->let_go(executor);
-}
-
-uint64_t executor_held_bytes(const struct executor *executor)
-{
-    return executor->ops->held_bytes(executor);
+    return executor && (executor->clears || pools_are_busy(executor->pools));
 }

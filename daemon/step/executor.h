@@ -115,16 +115,24 @@ struct executor_verify {
     void *userdata;
 };
 
+/* Values of a parameter that this node owns. */
+struct executor_read {
+    uint32_t param;
+    enum state_kind kind;
+    /*
+     * Stage 3: reads weights in the parameter's dtype, and dst has room for the owned ones. Else reads fp32, and dst
+     * has room for the whole parameter.
+     */
+    bool weights;
+    void *dst; /* must stay until done() */
+    executor_done done;
+    void *userdata;
+};
+
 enum executor_attendance {
     TRAINER_LOST,     /* the process or its connection has ended */
     TRAINER_FOUND,    /* the process is connected again; only the connection had ended */
     TRAINER_REPLACED, /* another process attached: the previous one's points are not awaited */
-};
-
-enum gathered {
-    GATHER_LOADS, /* the load is running; loaded() follows */
-    GATHER_THERE,
-    GATHER_LOST, /* the load failed, or there is no memory */
 };
 
 struct executor {
@@ -133,10 +141,12 @@ struct executor {
     struct state *state;     /* owned */
     struct step *step;       /* owned */
     struct devices *devices; /* owned; NULL: no GPUs */
+    struct pools *pools;     /* owned; stage 3: NULL until the memory of the GPUs is allocated; else NULL */
     unsigned first_rank, n_local;
     bool several_nodes;
     bool replays;                  /* true between executor_begin_replay() and executor_end_replay() */
     bool gathers;                  /* stage 3: ranks gather weights, and only these have memory */
+    bool clears;                   /* new memory of the GPUs is being zeroed, or is not kept yet */
     bool holds_state;              /* masters and moments are in host memory */
     bool publishes;                /* an update writes the weights that all ranks of the job map */
     bool on_gpus;                  /* gradients are on GPUs: pushes may name points (core/wire/progress.h) */
@@ -157,15 +167,16 @@ void executor_free(struct executor *executor);
 uint32_t executor_n_reserve_pieces(const struct executor *executor);
 int executor_reserve(struct executor *executor, uint32_t piece);
 
-/* Call it when all pieces are reserved. reserved() follows, and formed() or unformed(). */
-void executor_start(struct executor *executor);
 /*
- * A daemon that adopts the memory of an earlier daemon calls these instead of executor_reserve() and executor_start().
- * executor_reserve_rest() reserves the pages of memory that was not kept. Any thread may call it. Return: 0 or -errno.
- * Then executor_go_on() starts an engine on GPUs. Only events of engines follow.
+ * A daemon that adopts the memory of an earlier daemon calls this instead of executor_reserve(): reserves the pages of
+ * memory that was not kept. Any thread. Return: 0 or -errno.
  */
 int executor_reserve_rest(const struct executor *executor);
-void executor_go_on(struct executor *executor);
+/*
+ * Call it when the pages are reserved. reserved() follows, and formed() or unformed(). adopted: the memory is that of an
+ * earlier daemon, so only events of engines on GPUs follow.
+ */
+void executor_start(struct executor *executor, bool adopted);
 /*
  * Begin and end the replay of a killed daemon's log. During the replay the executor reduces and verifies nothing
  * (step_begin_replay()), and awaits all points, because trainers may still be alive. After executor_end_replay() the
@@ -206,17 +217,8 @@ int executor_init(struct executor *executor, const struct executor_init *init);
 int executor_adopt(struct executor *executor, const uint8_t *weights, executor_done done, void *userdata);
 /* Computes the 64-bit sum of a part that was pushed again. Return: 0 or -errno. */
 int executor_verify(struct executor *executor, const struct executor_verify *verify);
-/*
- * Reads as fp32 the values of a parameter that this node owns. dst: room for the whole parameter; must stay until
- * done(). Return: 0 or -ENOMEM.
- */
-int executor_read(struct executor *executor, uint32_t param, enum state_kind kind, float *dst, executor_done done,
-                  void *userdata);
-/*
- * Stage 3: reads a parameter's owned weights, in the parameter's dtype. dst: room for the owned weights. Return: 0 or
- * -ENOMEM.
- */
-int executor_read_weights(struct executor *executor, uint32_t param, uint8_t *dst, executor_done done, void *userdata);
+/* Return: 0 or -ENOMEM. */
+int executor_read(struct executor *executor, const struct executor_read *read);
 /*
  * Reserves the pages of a write window's segment, and copies to it the committed weights that this node owns. Return: 0
  * or -ENOMEM.
@@ -234,34 +236,8 @@ int executor_load(struct executor *executor, executor_done done, void *userdata)
 int executor_store(struct executor *executor, executor_done done, void *userdata);
 /* Frees the pages of the staging copy, if there is one. */
 void executor_empty(struct executor *executor);
-/* Return: whether all of these parameters can be gathered for the rank at the same time. */
-bool executor_fits(const struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params);
-/* Record that a rank has gathered the parameter, and that a rank has released it. */
-void executor_hold(struct executor *executor, uint32_t param);
-void executor_release(struct executor *executor, uint32_t param);
-/* Starts to load those of the parameters that are absent. Call it when a rank waits for them. */
-void executor_gather(struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params);
-/* Return: whether the parameters that the rank waits for are loaded. Call it after executor_gather() and loaded(). */
-enum gathered executor_find(struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params);
-/* Finds the parameters' offsets in the rank's pool. Return: false if the layout already determines the offsets. */
-bool executor_places(const struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params,
-                     uint64_t *offsets_bytes);
-/* Starts to load parameters that a rank will gather next, unless this load would delay another load or gather. */
-void executor_hint(struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params);
-/*
- * Call it when the weights have changed. Loads the gathered parameters again, or drops them so that ranks must gather
- * again. Return: whether done() follows.
- */
-bool executor_refresh(struct executor *executor, void (*done)(void *userdata), void *userdata);
 /* Return: whether memory is being cleared or a parameter is being loaded. NULL is idle. */
 bool executor_is_busy(const struct executor *executor);
-/* Return: the size of the pages of gathered parameters in host memory. */
-uint64_t executor_held_bytes(const struct executor *executor);
-/*
- * Releases the parameters that were held for ranks of an earlier daemon. Ranks that have resumed hold theirs by
- * executor_hold().
- */
-void executor_let_go(struct executor *executor);
 
 /* Posts work without items, so that the loop calls done(). */
 void executor_post_nothing(const struct executor *executor, struct work *work, void (*done)(struct work *work));

@@ -28,6 +28,7 @@ struct rank_pool {
 };
 
 struct device_gather {
+    struct pools base;
     unsigned n_loading, n_local;
     struct rank_pool ranks[]; /* one per local rank */
 };
@@ -44,7 +45,7 @@ struct load {
 
 static struct device_gather *gather_of(const struct executor *executor)
 {
-    return device_of(executor)->gather;
+    return (struct device_gather *)executor->pools; /* base is the first member */
 }
 
 static struct rank_pool *pool_of(const struct executor *executor, unsigned local_rank)
@@ -58,53 +59,40 @@ static const struct layout *layout_of(const struct executor *executor)
     return executor->options.layout;
 }
 
-int device_gather_new(struct device_gather **out, const struct executor *executor)
+static void device_free(struct pools *pools)
 {
-    unsigned n_local = executor->n_local;
-    struct device_gather *gather = calloc(1, sizeof(*gather) + n_local * sizeof(gather->ranks[0]));
-    int r = 0;
+    struct device_gather *gather = (struct device_gather *)pools;
 
-    if (!gather)
-        return -ENOMEM;
-    gather->n_local = n_local;
-    for (unsigned local = 0; r == 0 && local < n_local; local++)
-        /* The GPU's memory is rounded up. Limits the pool to the planned size, because `landing` has no more. */
-        r = device_pool_new(&gather->ranks[local].pool, layout_of(executor),
-                            MIN(devices_keep(executor->devices)->facts->n_bytes[local][DEVICE_POOL],
-                                plan_device_pool_bytes(layout_of(executor))));
-    if (r < 0) {
-        device_gather_free(gather);
-        return r;
-    }
-    *out = gather;
-    return 0;
-}
-
-void device_gather_free(struct device_gather *gather)
-{
-    if (!gather)
-        return;
-    assert(gather->n_loading == 0);
     for (unsigned local = 0; local < gather->n_local; local++)
         device_pool_free(gather->ranks[local].pool);
     free(gather);
 }
 
-bool device_gather_is_busy(const struct device_gather *gather)
+static bool device_is_busy(const struct pools *pools)
 {
-    return gather && gather->n_loading > 0;
+    return gather_of(pools->executor)->n_loading > 0;
 }
 
-bool device_gather_fits(const struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params)
+/* Return: 0, because pools are on the GPUs. */
+static uint64_t device_held_bytes(const struct pools *pools)
 {
-    return n_params <= WIRE_MAX_POOL_OFFSETS && device_pool_fits(pool_of(executor, local_rank)->pool, params, n_params);
+    return 0;
 }
 
-/* Does nothing, because each rank has its own pool. */
-void device_gather_hold(struct executor *executor, uint32_t param)
+static bool device_fits(const struct pools *pools, unsigned local_rank, const uint32_t *params, size_t n_params)
 {
-    (void)executor;
-    (void)param;
+    return n_params <= WIRE_MAX_POOL_OFFSETS &&
+           device_pool_fits(pool_of(pools->executor, local_rank)->pool, params, n_params);
+}
+
+/* Do nothing, because each rank has its own pool. */
+
+static void device_hold(struct pools *pools, uint32_t param)
+{
+}
+
+static void device_let_go(struct pools *pools)
+{
 }
 
 /* ---- loading ------------------------------------------------------------------------------------------- */
@@ -342,16 +330,15 @@ static bool is_taken(const struct executor *executor)
 
 /* ---- verbs --------------------------------------------------------------------------------------------- */
 
-void device_gather_begin(struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params)
+static void device_gather(struct pools *pools, unsigned local_rank, const uint32_t *params, size_t n_params)
 {
-    (void)params;
-    (void)n_params;
-    pool_of(executor, local_rank)->lost = false; /* the previous request may have set `lost` */
+    pool_of(pools->executor, local_rank)->lost = false; /* the previous request may have set `lost` */
 }
 
-enum gathered device_gather_find(struct executor *executor, unsigned local_rank, const uint32_t *params,
-                                 size_t n_params)
+/* Also starts to load absent parameters, unless another load must end first. */
+static enum gathered device_find(struct pools *pools, unsigned local_rank, const uint32_t *params, size_t n_params)
 {
+    struct executor *executor = pools->executor;
     struct rank_pool *to = pool_of(executor, local_rank);
     _cleanup_free_ uint32_t *absent = NULL;
     bool lost = to->lost;
@@ -371,18 +358,19 @@ enum gathered device_gather_find(struct executor *executor, unsigned local_rank,
     return start_load(executor, local_rank, false, absent, n_absent) == 0 ? GATHER_LOADS : GATHER_LOST;
 }
 
-bool device_gather_places(const struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params,
-                          uint64_t *offsets_bytes)
+static bool device_places(const struct pools *pools, unsigned local_rank, const uint32_t *params, size_t n_params,
+                   uint64_t *offsets_bytes)
 {
-    const struct device_pool *pool = pool_of(executor, local_rank)->pool;
+    const struct device_pool *pool = pool_of(pools->executor, local_rank)->pool;
 
     for (size_t i = 0; i < n_params; i++)
         offsets_bytes[i] = device_pool_offset(pool, params[i]);
     return true;
 }
 
-void device_gather_hint(struct executor *executor, unsigned local_rank, const uint32_t *params, size_t n_params)
+static void device_hint(struct pools *pools, unsigned local_rank, const uint32_t *params, size_t n_params)
 {
+    struct executor *executor = pools->executor;
     struct rank_pool *to = pool_of(executor, local_rank);
     _cleanup_free_ uint32_t *absent = calloc(n_params + 1, sizeof(*absent));
     size_t n_absent;
@@ -394,13 +382,12 @@ void device_gather_hint(struct executor *executor, unsigned local_rank, const ui
         (void)start_load(executor, local_rank, true, absent, n_absent);
 }
 
-bool device_gather_refresh(struct executor *executor, void (*done)(void *userdata), void *userdata)
+/* Empties the pools. Parameters that are being loaded are dropped when their load ends. Return: false. */
+static bool device_refresh(struct pools *pools, void (*done)(void *userdata), void *userdata)
 {
-    struct device_gather *gather = gather_of(executor);
+    struct device_gather *gather = gather_of(pools->executor);
 
-    (void)done;
-    (void)userdata;
-    for (unsigned local = 0; gather && local < gather->n_local; local++) {
+    for (unsigned local = 0; local < gather->n_local; local++) {
         struct rank_pool *pool = &gather->ranks[local];
 
         pool->stale = pool->loading; /* possible: a successor may gather while all other ranks wait for the step */
@@ -408,4 +395,44 @@ bool device_gather_refresh(struct executor *executor, void (*done)(void *userdat
             device_pool_forget(pool->pool);
     }
     return false;
+}
+
+/* ---- life ---------------------------------------------------------------------------------------------- */
+
+static const struct pools_ops ops = {
+    .fits = device_fits,
+    .hold = device_hold,
+    .release = device_hold,
+    .gather = device_gather,
+    .find = device_find,
+    .places = device_places,
+    .hint = device_hint,
+    .refresh = device_refresh,
+    .is_busy = device_is_busy,
+    .held_bytes = device_held_bytes,
+    .let_go = device_let_go,
+    .free = device_free,
+};
+
+int device_gather_new(struct executor *executor)
+{
+    unsigned n_local = executor->n_local;
+    struct device_gather *gather = calloc(1, sizeof(*gather) + n_local * sizeof(gather->ranks[0]));
+    int r = 0;
+
+    if (!gather)
+        return -ENOMEM;
+    gather->base = (struct pools){.ops = &ops, .executor = executor};
+    gather->n_local = n_local;
+    for (unsigned local = 0; r == 0 && local < n_local; local++)
+        /* The GPU's memory is rounded up. Limits the pool to the planned size, because `landing` has no more. */
+        r = device_pool_new(&gather->ranks[local].pool, layout_of(executor),
+                            MIN(devices_keep(executor->devices)->facts->n_bytes[local][DEVICE_POOL],
+                                plan_device_pool_bytes(layout_of(executor))));
+    if (r < 0) {
+        device_free(&gather->base);
+        return r;
+    }
+    executor->pools = &gather->base;
+    return 0;
 }

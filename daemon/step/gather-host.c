@@ -12,6 +12,7 @@
 #include "core/base/segment.h"
 #include "core/layout/layout.h"
 #include "daemon/memory/transfer.h"
+#include "daemon/step/executor.h"
 #include "daemon/step/fetch.h"
 #include "daemon/step/step.h"
 #include "kernels/dtype.h"
@@ -26,7 +27,7 @@ struct pool_param {
 };
 
 struct host_pool {
-    struct executor *executor;
+    struct pools base;
     struct segment segment;
     struct pool_param *params;
     uint64_t resident_bytes, bound_bytes, clock;
@@ -36,9 +37,14 @@ struct host_pool {
     void *refreshed_userdata;
 };
 
+static struct host_pool *pool_of(const struct pools *pools)
+{
+    return (struct host_pool *)pools; /* base is the first member */
+}
+
 static const struct layout *layout_of_pool(const struct host_pool *pool)
 {
-    return pool->executor->options.layout;
+    return pool->base.executor->options.layout;
 }
 
 static uint64_t param_bytes(const struct host_pool *pool, uint32_t param)
@@ -49,7 +55,7 @@ static uint64_t param_bytes(const struct host_pool *pool, uint32_t param)
 }
 
 /*
- * Finds parameters that are resident since an earlier daemon. Holds them until host_pool_let_go(), because ranks may
+ * Finds parameters that are resident since an earlier daemon. Holds them until host_let_go(), because ranks may
  * read them.
  */
 static void find_resident(struct host_pool *pool)
@@ -66,60 +72,28 @@ static void find_resident(struct host_pool *pool)
     }
 }
 
-void host_pool_let_go(struct host_pool *pool)
+static void host_free(struct pools *pools)
 {
-    for (uint32_t p = 0; p < layout_of_pool(pool)->n_params; p++) {
-        if (pool->params[p].was_found)
-            host_pool_release(pool, p);
-        pool->params[p].was_found = false;
-    }
-}
+    struct host_pool *pool = pool_of(pools);
 
-int host_pool_new(struct host_pool **out, struct executor *executor)
-{
-    struct host_pool *pool = calloc(1, sizeof(*pool));
-    int r;
-
-    if (!pool)
-        return -ENOMEM;
-    pool->executor = executor;
-    pool->segment = SEGMENT_NULL;
-    pool->bound_bytes = executor->options.gather_bytes;
-    pool->params = calloc(layout_of_pool(pool)->n_params, sizeof(*pool->params));
-    r = pool->params ? segment_init_kept(&pool->segment, "pool", layout_of_pool(pool)->range_bytes) : -ENOMEM;
-    if (r < 0) {
-        host_pool_free(pool);
-        return r;
-    }
-    if (pool->segment.found)
-        find_resident(pool);
-    *out = pool;
-    return 0;
-}
-
-void host_pool_free(struct host_pool *pool)
-{
-    if (!pool)
-        return;
-    assert(pool->n_loading == 0);
     segment_deinit(&pool->segment);
     free(pool->params);
     free(pool);
 }
 
-const struct segment *host_pool_segment(const struct host_pool *pool)
+const struct segment *host_pool_segment(const struct pools *pools)
 {
-    return &pool->segment;
+    return &pool_of(pools)->segment;
 }
 
-uint64_t host_pool_held_bytes(const struct host_pool *pool)
+static uint64_t host_held_bytes(const struct pools *pools)
 {
-    return pool->resident_bytes;
+    return pool_of(pools)->resident_bytes;
 }
 
-bool host_pool_is_busy(const struct host_pool *pool)
+static bool host_is_busy(const struct pools *pools)
 {
-    return pool->n_loading > 0;
+    return pool_of(pools)->n_loading > 0;
 }
 
 /* Frees the pages of released parameters, oldest release first, until n_bytes of new pages fit under the bound. */
@@ -142,10 +116,10 @@ static void evict_released(struct host_pool *pool, uint64_t n_bytes)
     }
 }
 
-void host_pool_bound(struct host_pool *pool, uint64_t n_bytes)
+void host_pool_bound(struct pools *pools, uint64_t n_bytes)
 {
-    pool->bound_bytes = n_bytes;
-    evict_released(pool, 0);
+    pool_of(pools)->bound_bytes = n_bytes;
+    evict_released(pool_of(pools), 0);
 }
 
 /* ---- loading ------------------------------------------------------------------------------------------- */
@@ -163,7 +137,7 @@ static void load_done(void *userdata, int result)
 {
     struct load *load = userdata;
     struct host_pool *pool = load->pool;
-    const struct executor_events *events = &pool->executor->options.events;
+    const struct executor_events *events = &pool->base.executor->options.events;
     void (*refreshed)(void *userdata) = NULL;
 
     assert(load->n_waiting > 0);
@@ -193,7 +167,7 @@ static void load_done(void *userdata, int result)
 /* Starts to fetch the load's elements that other nodes own. */
 static void load_remote(struct load *load)
 {
-    const struct executor *executor = load->pool->executor;
+    const struct executor *executor = load->pool->base.executor;
     const struct executor_events *events = &executor->options.events;
     int r = executor->several_nodes ? events->fetch(events->userdata, &(struct fetch){.kind = FETCH_PUBLISHED,
                                                                                       .params = load->params,
@@ -226,9 +200,9 @@ static int start_load(struct host_pool *pool, bool *hinted, const uint32_t *para
     load->n_waiting = 1;
     load->result = 0;
     memcpy(load->params, params, n * sizeof(*params));
-    r = transfer_start(pool->executor->options.pool, &(struct transfer_options){
-                                                         .state = pool->executor->state,
-                                                         .kernels = pool->executor->options.kernels,
+    r = transfer_start(pool->base.executor->options.pool, &(struct transfer_options){
+                                                         .state = pool->base.executor->state,
+                                                         .kernels = pool->base.executor->options.kernels,
                                                          .segment = &pool->segment,
                                                          .params = load->params,
                                                          .n_params = n,
@@ -253,8 +227,9 @@ static int start_load(struct host_pool *pool, bool *hinted, const uint32_t *para
     return 0;
 }
 
-bool host_pool_refresh(struct host_pool *pool, void (*done)(void *userdata), void *userdata)
+static bool host_refresh(struct pools *pools, void (*done)(void *userdata), void *userdata)
 {
+    struct host_pool *pool = pool_of(pools);
     _cleanup_free_ uint32_t *params = calloc(layout_of_pool(pool)->n_params, sizeof(*params));
     uint32_t n = 0;
 
@@ -272,18 +247,39 @@ bool host_pool_refresh(struct host_pool *pool, void (*done)(void *userdata), voi
 
 /* ---- gather and release -------------------------------------------------------------------------------- */
 
-void host_pool_hold(struct host_pool *pool, uint32_t param)
+/* A gather beyond the bound is allowed, and fails only without memory. */
+static bool host_fits(const struct pools *pools, unsigned local_rank, const uint32_t *params, size_t n_params)
 {
+    return true;
+}
+
+static void host_hold(struct pools *pools, uint32_t param)
+{
+    struct host_pool *pool = pool_of(pools);
+
     assert(param < layout_of_pool(pool)->n_params);
     pool->params[param].n_ranks++;
 }
 
-void host_pool_release(struct host_pool *pool, uint32_t param)
+static void host_release(struct pools *pools, uint32_t param)
 {
+    struct host_pool *pool = pool_of(pools);
+
     assert(param < layout_of_pool(pool)->n_params);
     assert(pool->params[param].n_ranks > 0);
     pool->params[param].n_ranks--;
     pool->params[param].released = ++pool->clock;
+}
+
+static void host_let_go(struct pools *pools)
+{
+    struct host_pool *pool = pool_of(pools);
+
+    for (uint32_t p = 0; p < layout_of_pool(pool)->n_params; p++) {
+        if (pool->params[p].was_found)
+            host_release(pools, p);
+        pool->params[p].was_found = false;
+    }
 }
 
 /*
@@ -311,22 +307,24 @@ static uint32_t find_absent(struct host_pool *pool, const uint32_t *params, size
     return n;
 }
 
-void host_pool_gather(struct host_pool *pool, const uint32_t *params, size_t n_params)
+static void host_gather(struct pools *pools, unsigned local_rank, const uint32_t *params, size_t n_params)
 {
+    struct host_pool *pool = pool_of(pools);
     _cleanup_free_ uint32_t *absent = calloc(n_params + 1, sizeof(*absent));
     uint64_t n_bytes;
     uint32_t n;
 
     if (!absent)
-        return; /* host_pool_find() then returns GATHER_LOST, also after a failure below */
+        return; /* host_find() then returns GATHER_LOST, also after a failure below */
     n = find_absent(pool, params, n_params, absent, &n_bytes);
     evict_released(pool, n_bytes);
     if (n > 0)
         (void)start_load(pool, NULL, absent, n);
 }
 
-enum gathered host_pool_find(const struct host_pool *pool, const uint32_t *params, size_t n_params)
+static enum gathered host_find(struct pools *pools, unsigned local_rank, const uint32_t *params, size_t n_params)
 {
+    const struct host_pool *pool = pool_of(pools);
     enum gathered found = GATHER_THERE;
 
     for (size_t i = 0; i < n_params; i++) {
@@ -340,8 +338,16 @@ enum gathered host_pool_find(const struct host_pool *pool, const uint32_t *param
     return found;
 }
 
-void host_pool_hint(struct host_pool *pool, unsigned local_rank, const uint32_t *params, size_t n_params)
+/* The layout determines the places. */
+static bool host_places(const struct pools *pools, unsigned local_rank, const uint32_t *params, size_t n_params,
+                   uint64_t *offsets_bytes)
 {
+    return false;
+}
+
+static void host_hint(struct pools *pools, unsigned local_rank, const uint32_t *params, size_t n_params)
+{
+    struct host_pool *pool = pool_of(pools);
     _cleanup_free_ uint32_t *absent = calloc(n_params + 1, sizeof(*absent));
     bool *hinted = &pool->hinted[local_rank];
     uint64_t n_bytes;
@@ -357,4 +363,43 @@ void host_pool_hint(struct host_pool *pool, unsigned local_rank, const uint32_t 
     for (uint32_t i = 0; i < n; i++)
         pool->params[absent[i]].released = ++pool->clock; /* so that it is evicted last */
     *hinted = start_load(pool, hinted, absent, n) == 0;
+}
+
+/* ---- life ---------------------------------------------------------------------------------------------- */
+
+static const struct pools_ops ops = {
+    .fits = host_fits,
+    .hold = host_hold,
+    .release = host_release,
+    .gather = host_gather,
+    .find = host_find,
+    .places = host_places,
+    .hint = host_hint,
+    .refresh = host_refresh,
+    .is_busy = host_is_busy,
+    .held_bytes = host_held_bytes,
+    .let_go = host_let_go,
+    .free = host_free,
+};
+
+int host_pool_new(struct executor *executor)
+{
+    struct host_pool *pool = calloc(1, sizeof(*pool));
+    int r;
+
+    if (!pool)
+        return -ENOMEM;
+    pool->base = (struct pools){.ops = &ops, .executor = executor};
+    pool->segment = SEGMENT_NULL;
+    pool->bound_bytes = executor->options.gather_bytes;
+    pool->params = calloc(layout_of_pool(pool)->n_params, sizeof(*pool->params));
+    r = pool->params ? segment_init_kept(&pool->segment, "pool", layout_of_pool(pool)->range_bytes) : -ENOMEM;
+    if (r < 0) {
+        host_free(&pool->base);
+        return r;
+    }
+    if (pool->segment.found)
+        find_resident(pool);
+    executor->pools = &pool->base;
+    return 0;
 }

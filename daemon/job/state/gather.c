@@ -2,7 +2,7 @@
 
 /*
  * Stage 3: ranks gather whole parameters. This file tracks which parameters each rank has gathered, and how many it may
- * hold. The executor has the pools (gather-host.h, gather-device.h).
+ * hold. The executor has the pools (pools.h).
  */
 
 #include "daemon/job/state/gather.h"
@@ -21,6 +21,7 @@
 #include "daemon/job/model/model.h"
 #include "daemon/job/model/rank.h"
 #include "daemon/step/executor.h"
+#include "daemon/step/pools.h"
 
 bool gather_is_busy(const struct job *job)
 {
@@ -31,6 +32,12 @@ bool gather_is_busy(const struct job *job)
 static bool has_pools(const struct job *job)
 {
     return job->executor->gathers;
+}
+
+static struct pools *pools_of(const struct job *job)
+{
+    assert(job->executor->pools);
+    return job->executor->pools;
 }
 
 static unsigned local_rank(const struct job *job, const struct job_rank *rank)
@@ -44,7 +51,7 @@ static void release_param(struct job *job, struct job_rank *rank, uint32_t param
     rank->gathered[param] = 0;
     assert(rank->live_elems >= job->layout->params[param].n_elems);
     rank->live_elems -= job->layout->params[param].n_elems;
-    executor_release(job->executor, param);
+    pools_release(pools_of(job), param);
 }
 
 /* Counts the parameter as gathered. Return: the number of elements that the rank did not hold before. */
@@ -55,7 +62,7 @@ static uint64_t hold_param(struct job *job, struct job_rank *rank, uint32_t para
     if (rank->gathered[param]++ > 0)
         return 0;
     rank->live_elems += n_elems;
-    executor_hold(job->executor, param);
+    pools_hold(pools_of(job), param);
     return n_elems;
 }
 
@@ -74,7 +81,7 @@ static void refuse_lost(struct job *job, struct job_rank *rank)
     struct evidence_quota evidence = {.at = job_at(job, rank),
                                       .what = "pool of gathered weights",
                                       .unit = "bytes",
-                                      .held = executor_held_bytes(job->executor),
+                                      .held = pools_held_bytes(job->executor->pools),
                                       .allowed = job->memory.planned.pool,
                                       .fix = "free memory on this machine"};
 
@@ -91,7 +98,7 @@ static int answer_with_places(struct job *job, struct job_rank *rank)
 
     if (!offsets)
         return -ENOMEM;
-    moves = executor_places(job->executor, local_rank(job, rank), rank->gathering, rank->n_gathering, offsets);
+    moves = pools_places(pools_of(job), local_rank(job, rank), rank->gathering, rank->n_gathering, offsets);
     job_answer(job, rank,
                &(struct reply){.type = REPLY_DONE,
                                .done = {.position = job_position(job, rank),
@@ -110,7 +117,7 @@ void gather_settle(struct job *job)
 
         if (rank->wait != WAIT_GATHER)
             continue;
-        found = executor_find(job->executor, local_rank(job, rank), rank->gathering, rank->n_gathering);
+        found = pools_find(pools_of(job), local_rank(job, rank), rank->gathering, rank->n_gathering);
         if (found == GATHER_LOADS)
             continue;
         if (found == GATHER_THERE && answer_with_places(job, rank) == 0)
@@ -164,7 +171,7 @@ static const char *check_gather(const struct job *job, const struct job_rank *ra
     for (size_t i = 0; i < request->n_params; i++)
         if (request->params[i] >= job->layout->n_params)
             return "Gather.params: no such parameter";
-    if (has_pools(job) && !executor_fits(job->executor, local_rank(job, rank), request->params, request->n_params))
+    if (has_pools(job) && !pools_fits(pools_of(job), local_rank(job, rank), request->params, request->n_params))
         return "Gather.params: more than fits into the rank's pool";
     return NULL;
 }
@@ -196,7 +203,7 @@ void job_gather(struct job *job, struct job_rank *rank, const struct request_gat
         job_is_held(job, rank);
         return;
     }
-    executor_gather(job->executor, local_rank(job, rank), rank->gathering, rank->n_gathering);
+    pools_gather(pools_of(job), local_rank(job, rank), rank->gathering, rank->n_gathering);
     job_wait(job, rank, WAIT_GATHER);
     gather_settle(job);
 }
@@ -240,7 +247,7 @@ void job_prefetch(struct job *job, struct job_rank *rank, const struct request_p
     }
     /* Outside of training a hint is dropped, because a load while weights change would mix old and new weights. */
     if (has_pools(job) && job->kept.has_weights && job->phase == JOB_TRAINING)
-        executor_hint(job->executor, local_rank(job, rank), request->params, request->n_params);
+        pools_hint(pools_of(job), local_rank(job, rank), request->params, request->n_params);
 }
 
 void gather_detach(struct job *job, struct job_rank *rank)

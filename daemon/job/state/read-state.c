@@ -193,8 +193,11 @@ static void reading_reserved(struct work *work)
 
     assert(reading->segment.n_bytes >= reading->job->layout->params[reading->param].n_elems * sizeof(float));
     if (r == 0)
-        r = executor_read(reading->job->executor, reading->param, (enum state_kind)reading->kind,
-                          (float *)(void *)reading->segment.map, reading_fetched, reading);
+        r = executor_read(reading->job->executor, &(struct executor_read){.param = reading->param,
+                                                                          .kind = (enum state_kind)reading->kind,
+                                                                          .dst = reading->segment.map,
+                                                                          .done = reading_fetched,
+                                                                          .userdata = reading});
     if (r < 0)
         reading_fetched(reading, r);
 }

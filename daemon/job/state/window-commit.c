@@ -26,6 +26,7 @@
 #include "daemon/job/state/window.h"
 #include "daemon/memory/transfer.h"
 #include "daemon/step/executor.h"
+#include "daemon/step/pools.h"
 
 /* ---- stages -------------------------------------------------------------------------------------------- */
 
@@ -215,7 +216,7 @@ static void refreshed(void *userdata)
 
 void job_window_closed(struct job *job)
 {
-    if (job->phase == JOB_COMMITTING_WINDOW && !executor_refresh(job->executor, refreshed, job))
+    if (job->phase == JOB_COMMITTING_WINDOW && !pools_refresh(job->executor->pools, refreshed, job))
         refreshed(job);
     else if (job->phase == JOB_WINDOW)
         window_finish(job);

@@ -53,6 +53,7 @@
 #include "daemon/memory/ring.h"
 #include "daemon/memory/state.h"
 #include "daemon/step/executor.h"
+#include "daemon/step/pools.h"
 #include "daemon/step/step.h"
 #include "kernels/exact.h"
 #include "kernels/update.h"
@@ -410,7 +411,7 @@ void job_commit(struct job *job)
     assert(job->state->progress.epoch == job->ledger.step); /* the step is not committed yet */
     job->state->progress.epoch++;
     job->state->progress.n_windows = 0;
-    if (!job->kept.applied || !executor_refresh(job->executor, finish_commit, job))
+    if (!job->kept.applied || !pools_refresh(job->executor->pools, finish_commit, job))
         finish_commit(job);
 }
 

@@ -16,6 +16,7 @@
 #include "core/layout/layout.h"
 #include "daemon/memory/ring.h"
 #include "daemon/step/executor.h"
+#include "daemon/step/pools.h"
 #include "kernels/kernels.h"
 
 enum { N_ELEMS = 1000, FROZEN = 1, N_PARAMS = 2, POOL_BYTES = 1 << 20 };
@@ -125,7 +126,7 @@ static void make(struct fixture *f, unsigned stage)
         0);
     for (uint32_t i = 0; i < executor_n_reserve_pieces(f->executor); i++)
         assert_int_equal(executor_reserve(f->executor, i), 0);
-    executor_start(f->executor);
+    executor_start(f->executor, false);
     assert_int_equal(f->n_formed, 1);
     assert_int_equal(f->n_reserved, 1);
     assert_int_equal(ring_new(&f->ring, &(struct ring_options){.ring_bytes = f->executor->ring_bytes,
@@ -183,7 +184,11 @@ static void test_weights(unsigned stage)
     give_weights(&f);
     for (uint32_t p = 0; p < N_PARAMS; p++) {
         memset(values, 0, sizeof(values));
-        assert_int_equal(executor_read(f.executor, p, STATE_MASTER, values, on_done, &f), 0);
+        assert_int_equal(executor_read(f.executor, &(struct executor_read){.param = p,
+                                                                               .kind = STATE_MASTER,
+                                                                               .dst = values,
+                                                                               .done = on_done,
+                                                                               .userdata = &f}), 0);
         finish(&f);
         expect(p, values);
     }
@@ -224,25 +229,25 @@ static void test_gather(void **state)
     make(&f, 3);
     give_weights(&f);
     assert_true(f.executor->gathers);
-    assert_true(executor_fits(f.executor, 0, params, ARRAY_SIZE(params)));
-    executor_hold(f.executor, 0);
-    executor_hold(f.executor, FROZEN);
-    executor_gather(f.executor, 0, params, ARRAY_SIZE(params));
+    assert_true(pools_fits(f.executor->pools, 0, params, ARRAY_SIZE(params)));
+    pools_hold(f.executor->pools, 0);
+    pools_hold(f.executor->pools, FROZEN);
+    pools_gather(f.executor->pools, 0, params, ARRAY_SIZE(params));
     assert_true(executor_is_busy(f.executor));
-    assert_int_equal(executor_find(f.executor, 0, params, ARRAY_SIZE(params)), GATHER_LOADS);
+    assert_int_equal(pools_find(f.executor->pools, 0, params, ARRAY_SIZE(params)), GATHER_LOADS);
     while (worker_pool_wait(f.pool) > 0)
         ;
     assert_int_equal(f.n_loaded, 1);
-    assert_int_equal(executor_find(f.executor, 0, params, ARRAY_SIZE(params)), GATHER_THERE);
-    assert_false(executor_places(f.executor, 0, params, ARRAY_SIZE(params), offsets));
+    assert_int_equal(pools_find(f.executor->pools, 0, params, ARRAY_SIZE(params)), GATHER_THERE);
+    assert_false(pools_places(f.executor->pools, 0, params, ARRAY_SIZE(params), offsets));
     for (uint32_t p = 0; p < N_PARAMS; p++)
         expect(p, (float *)(void *)(f.executor->landing->map + f.layout->params[p].range_offset_bytes));
-    executor_release(f.executor, FROZEN);
-    executor_hint(f.executor, 0, params, ARRAY_SIZE(params)); /* nothing is missing */
+    pools_release(f.executor->pools, FROZEN);
+    pools_hint(f.executor->pools, 0, params, ARRAY_SIZE(params)); /* nothing is missing */
     assert_false(executor_is_busy(f.executor));
-    assert_true(executor_held_bytes(f.executor) >= 2 * N_ELEMS * sizeof(float));
-    assert_int_equal(executor_find(f.executor, 0, params, ARRAY_SIZE(params)), GATHER_THERE);
-    executor_release(f.executor, 0);
+    assert_true(pools_held_bytes(f.executor->pools) >= 2 * N_ELEMS * sizeof(float));
+    assert_int_equal(pools_find(f.executor->pools, 0, params, ARRAY_SIZE(params)), GATHER_THERE);
+    pools_release(f.executor->pools, 0);
     end(&f);
 }
 
