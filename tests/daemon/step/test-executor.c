@@ -6,6 +6,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include <cmocka.h>
 
@@ -15,6 +16,7 @@
 #include "core/config/config.h"
 #include "core/layout/layout.h"
 #include "daemon/memory/ring.h"
+#include "daemon/memory/spare.h"
 #include "daemon/step/executor.h"
 #include "daemon/step/pools.h"
 #include "kernels/kernels.h"
@@ -83,7 +85,7 @@ static void finish(struct fixture *f)
     assert_int_equal(f->result, 0);
 }
 
-static struct layout *make_layout(void)
+static struct layout *make_layout(unsigned world)
 {
     static const uint64_t shape = N_ELEMS;
     struct layout *layout;
@@ -96,22 +98,23 @@ static struct layout *make_layout(void)
         decls[p].n_dims = 1;
         decls[p].shape = &shape;
     }
-    assert_int_equal(layout_new(&layout, decls, N_PARAMS, 1, 2000, &bad), 0);
+    assert_int_equal(layout_new(&layout, decls, N_PARAMS, world, 2000, &bad), 0);
     return layout;
 }
 
-static void make(struct fixture *f, unsigned stage)
+static void make_with_spares(struct fixture *f, unsigned stage, uint32_t spare_buckets)
 {
     struct config_problems problems = CONFIG_PROBLEMS_NULL;
     const struct kernels *kernels;
     char text[128], why[128];
 
-    *f = (struct fixture){.layout = make_layout()};
+    *f = (struct fixture){.layout = make_layout(1)};
     snprintf(text, sizeof(text), "listen: {socket: /unused}\nworld: {size: 1}\nzero_optimization: {stage: %u, stage3_on_one_node: gathered}\n",
              stage);
     assert_int_equal(
         config_load_string(&f->config, &(struct config_source){.text = {"f.yaml", text, strlen(text)}}, &problems), 0);
     config_problems_deinit(&problems);
+    f->config->zero.spare_buckets = spare_buckets;
     assert_int_equal(kernels_select(&kernels, NULL, why, sizeof(why)), 0);
     assert_int_equal(worker_pool_new(&f->pool, 2, ignore_notice, NULL), 0);
     assert_int_equal(
@@ -135,6 +138,11 @@ static void make(struct fixture *f, unsigned stage)
                                                                .n_tickets = 8}),
                      0);
     assert_int_equal(segment_reserve(&f->ring->ring, 0, f->ring->ring.n_bytes), 0);
+}
+
+static void make(struct fixture *f, unsigned stage)
+{
+    make_with_spares(f, stage, 0);
 }
 
 static void end(struct fixture *f)
@@ -276,6 +284,65 @@ static void test_verify(void **state)
     end(&f);
 }
 
+/* Makes chunks' second places valid, as accepted early updates do, with these exp_avg there. */
+static void turn_all(const struct fixture *f, uint64_t op, float exp_avg)
+{
+    const struct state *state = f->executor->state;
+
+    for (uint32_t c = 0; c < f->layout->n_chunks; c++) {
+        struct state_place spare = spare_place(state, c);
+
+        assert_true(spare_has(state, c));
+        for (uint32_t i = 0; i < f->layout->chunks[c].n_elems; i++)
+            ((float *)spare.exp_avg)[i] = exp_avg;
+        spare_turn(state, c, op);
+    }
+}
+
+static void expect_exp_avg(struct fixture *f, float expected)
+{
+    float values[N_ELEMS] = {0};
+
+    assert_int_equal(executor_read(f->executor, &(struct executor_read){.param = 0,
+                                                                        .kind = STATE_EXP_AVG,
+                                                                        .dst = values,
+                                                                        .done = on_done,
+                                                                        .userdata = f}),
+                     0);
+    finish(f);
+    for (uint64_t i = 0; i < N_ELEMS; i++)
+        assert_true(values[i] == expected);
+}
+
+/* A resize, also one that fails for lack of descriptors, keeps the values of chunks that were updated early. */
+static void test_resize(void **state)
+{
+    struct layout *wider = make_layout(2);
+    struct rlimit before, none;
+    struct fixture f;
+
+    (void)state;
+    make_with_spares(&f, 2, 1);
+    give_weights(&f);
+    turn_all(&f, 1, 7);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    none = (struct rlimit){.rlim_cur = 3, .rlim_max = before.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    assert_int_equal(executor_repartition(f.executor, wider, 0), -EMFILE);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    expect_exp_avg(&f, 7);
+
+    turn_all(&f, 2, 8);
+    expect_exp_avg(&f, 8);
+    assert_int_equal(executor_repartition(f.executor, wider, 0), 0);
+    expect_exp_avg(&f, 8);
+    layout_free(f.layout);
+    f.layout = wider;
+    turn_all(&f, 3, 9);
+    expect_exp_avg(&f, 9);
+    end(&f);
+}
+
 /* Before a job is formed there is no executor. */
 static void test_none(void **state)
 {
@@ -291,7 +358,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_stage2), cmocka_unit_test(test_stage3), cmocka_unit_test(test_gather),
-        cmocka_unit_test(test_verify), cmocka_unit_test(test_none),
+        cmocka_unit_test(test_verify), cmocka_unit_test(test_resize), cmocka_unit_test(test_none),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
