@@ -122,7 +122,7 @@ void recorder_work(enum record_kind kind, uint32_t parcel, uint32_t micro_batch)
     struct ring *ring = own_ring();
     uint64_t now;
 
-    assert(kind == RECORD_WORK_REDUCE || kind == RECORD_WORK_UPDATE);
+    assert(kind == RECORD_WORK_REDUCE || kind == RECORD_WORK_UPDATE || kind == RECORD_WORK_EARLY);
     if (!ring || (ring->open.begin_ns > 0 && ring->open.kind == kind && ring->open.item == parcel &&
                   ring->open.micro_batch == (uint16_t)micro_batch))
         return;

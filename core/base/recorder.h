@@ -35,6 +35,7 @@ enum record_kind {
     RECORD_SAVE,       /* a checkpoint is being written; step: the checkpoint's */
     RECORD_ABORTED,    /* a moment: the step begins again */
     RECORD_DIAGNOSTIC, /* a moment; item: its code; rank: its rank, or RECORD_NO_RANK */
+    RECORD_WORK_EARLY, /* as RECORD_WORK_UPDATE, but before the step is decided (daemon/step/speculation.h) */
     N_RECORD_KINDS,
 };
 

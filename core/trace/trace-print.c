@@ -30,6 +30,7 @@ _Static_assert(TID_COLLECTIVE + (int)N_TRAFFIC <= TID_RANK, "each kind of collec
 struct parcel_state {
     uint64_t begin_ns, end_ns; /* end_ns 0: no update yet */
     uint32_t step;
+    uint8_t kind; /* RECORD_WORK_UPDATE or RECORD_WORK_EARLY */
     const struct record *pushed; /* the last push that completed the parcel for a rank */
 };
 
@@ -151,14 +152,15 @@ static struct parcel_state *parcel_of(const struct printer *p, const struct reco
     return p->parcels && record->item < p->trace->n_parcels ? &p->parcels[record->item] : NULL;
 }
 
-static void print_update(struct printer *p, uint32_t parcel)
+/* until_ns: when the next event of the parcel begins; its track has one event at a time. */
+static void print_update(struct printer *p, uint32_t parcel, uint64_t until_ns)
 {
     struct parcel_state *state = &p->parcels[parcel];
-    struct record record = {.begin_ns = state->begin_ns, .end_ns = state->end_ns, .step = state->step};
+    struct record record = {.begin_ns = state->begin_ns, .end_ns = MIN(state->end_ns, until_ns), .step = state->step};
 
     assert(parcel < p->trace->n_parcels);
     if (state->end_ns > 0)
-        print_span(p, "update", TID_PARCEL + parcel, &record);
+        print_span(p, state->kind == RECORD_WORK_EARLY ? "update early" : "update", TID_PARCEL + parcel, &record);
     state->end_ns = 0;
 }
 
@@ -168,12 +170,13 @@ static void add_update(struct printer *p, const struct record *record)
 
     if (!state)
         return;
-    if (state->end_ns > 0 && state->step != record->step)
-        print_update(p, record->item);
+    if (state->end_ns > 0 && (state->step != record->step || state->kind != record->kind))
+        print_update(p, record->item, record->begin_ns);
     if (state->end_ns == 0)
         state->begin_ns = record->begin_ns;
     state->end_ns = MAX(state->end_ns, record->end_ns);
     state->step = record->step;
+    state->kind = record->kind;
 }
 
 static void print_sum(struct printer *p, const struct record *record)
@@ -181,6 +184,8 @@ static void print_sum(struct printer *p, const struct record *record)
     struct parcel_state *state = parcel_of(p, record);
     unsigned tid = TID_PARCEL + record->item;
 
+    if (state)
+        print_update(p, record->item, record->begin_ns);
     print_span(p, record->kind == RECORD_COMBINE ? "combine" : "reduce", tid, record);
     if (state && state->pushed && record->kind == RECORD_REDUCE) {
         print_arrow(p, TID_RANK + state->pushed->rank, state->pushed->begin_ns, tid, record->begin_ns);
@@ -242,7 +247,9 @@ static void print_record(struct printer *p, const struct record *record)
         print_span(p, name, TID_WORKER + record->thread, record);
         break;
     case RECORD_WORK_UPDATE:
-        snprintf(name, sizeof(name), "update parcel %u", record->item);
+    case RECORD_WORK_EARLY:
+        snprintf(name, sizeof(name), "update parcel %u%s", record->item,
+                 record->kind == RECORD_WORK_EARLY ? " early" : "");
         print_span(p, name, TID_WORKER + record->thread, record);
         add_update(p, record);
         break;
@@ -322,6 +329,6 @@ void trace_print(FILE *file, struct trace *trace)
     for (size_t i = 0; i < trace->n_records; i++)
         print_record(&p, &trace->records[i]);
     for (uint32_t i = 0; parcels && i < trace->n_parcels; i++)
-        print_update(&p, i);
+        print_update(&p, i, UINT64_MAX);
     fputs("\n]}\n", file);
 }

@@ -156,7 +156,7 @@ static void speculate(struct work *work, uint32_t item)
 
     if (atomic_load(&s->closed) || its->ticket <= atomic_load(&s->forgotten) || !begin_chunk(s, id, its->ticket))
         return;
-    recorder_work(RECORD_WORK_UPDATE, its->parcel, 0);
+    recorder_work(RECORD_WORK_EARLY, its->parcel, 0);
     update_aside(s, id);
     (void)failpoint("speculated");
     atomic_store(&s->words[id], word_of(its->ticket, WHOLE));

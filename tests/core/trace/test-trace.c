@@ -63,6 +63,28 @@ static const struct record records[] = {
      .thread = 2,
      .begin_ns = 9600,
      .end_ns = 9700},
+    {.kind = RECORD_WORK_EARLY,
+     .rank = RECORD_NO_RANK,
+     .step = 3,
+     .item = 1,
+     .thread = 2,
+     .begin_ns = 2910,
+     .end_ns = 2960},
+    {.kind = RECORD_REDUCE, .rank = RECORD_NO_RANK, .step = 3, .item = 1, .begin_ns = 2950, .end_ns = 2990},
+    {.kind = RECORD_WORK_EARLY,
+     .rank = RECORD_NO_RANK,
+     .step = 3,
+     .item = 1,
+     .thread = 1,
+     .begin_ns = 2995,
+     .end_ns = 9020},
+    {.kind = RECORD_WORK_UPDATE,
+     .rank = RECORD_NO_RANK,
+     .step = 3,
+     .item = 1,
+     .thread = 2,
+     .begin_ns = 9015,
+     .end_ns = 9025},
     {.kind = RECORD_SAVE, .rank = RECORD_NO_RANK, .step = 3, .begin_ns = 1500, .end_ns = 9800},
     {.kind = RECORD_ABORTED, .rank = RECORD_NO_RANK, .step = 4, .begin_ns = 9900, .end_ns = 9900},
     {.kind = RECORD_DIAGNOSTIC, .rank = 5, .step = 4, .item = 1001, .begin_ns = 9901, .end_ns = 9901},
@@ -182,7 +204,6 @@ static void test_printing(void **state)
     expect_span(root, "backward", 104, 1, 3);
     expect_span(root, "pushed parcel 1", 104, 1.5, 0);
     expect_span(root, "waits: ?", 104, 5, 0.001);
-    expect_span(root, "reduce", 100001, 1.501, 0.4);
     expect_span(root, "combine", 100000, 2, 0.1);
     expect_span(root, "reduce parcel 1", 10002, 1.55, 0.35);
     expect_span(root, "all-gather", 3 + TRAFFIC_ALL_GATHER, 8.1, 0.2);
@@ -203,29 +224,43 @@ static void test_printing(void **state)
     trace_deinit(&trace);
 }
 
-/* The updates of one parcel by all workers in a step are printed as one event of that parcel. */
-static void test_updates(void **state)
+/* Expects these spans of the track with this name, and no others. */
+static void expect_spans(struct json_object *root, const char *name, int tid, const double (*spans)[2], unsigned n)
 {
-    struct trace trace = make_trace();
-    struct json_object *root = print(&trace), *events = json_object_object_get(root, "traceEvents");
-    double ts[2], dur[2];
-    unsigned n = 0;
+    struct json_object *events = json_object_object_get(root, "traceEvents");
+    unsigned found = 0;
 
-    (void)state;
     for (size_t i = 0; i < json_object_array_length(events); i++) {
         struct json_object *event = json_object_array_get_idx(events, i);
 
-        if (strcmp(string_of(event, "name"), "update") != 0)
+        if (strcmp(string_of(event, "name"), name) != 0 || strcmp(string_of(event, "ph"), "X") != 0 ||
+            json_object_get_int(json_object_object_get(event, "tid")) != tid)
             continue;
-        assert_in_range(n, 0, 1);
-        ts[n] = number_of(event, "ts");
-        dur[n++] = number_of(event, "dur");
+        assert_in_range(found, 0, n - 1);
+        assert_near(number_of(event, "ts"), spans[found][0], 1e-9);
+        assert_near(number_of(event, "dur"), spans[found++][1], 1e-9);
     }
-    assert_int_equal(n, 2);
-    assert_near(ts[0], 8.005, 1e-9);
-    assert_near(dur[0], 0.095, 1e-9);
-    assert_near(ts[1], 8.6, 1e-9);
-    assert_near(dur[1], 0.1, 1e-9);
+    assert_int_equal(found, n);
+}
+
+/*
+ * The updates of one parcel by all workers in a step are printed as one event of that parcel. Early updates are events
+ * of their own, which end when the next event of the parcel begins.
+ */
+static void test_updates(void **state)
+{
+    static const double updates[][2] = {{8.005, 0.095}, {8.6, 0.1}}, sums[][2] = {{1.501, 0.4}, {1.95, 0.04}},
+                        early[][2] = {{1.91, 0.04}, {1.995, 6.02}};
+    struct trace trace = make_trace();
+    struct json_object *root = print(&trace);
+
+    (void)state;
+    expect_spans(root, "update", 100000, updates, 2);
+    expect_spans(root, "reduce", 100001, sums, 2);
+    expect_spans(root, "update early", 100001, early, 2);
+    expect_span(root, "update", 100001, 8.015, 0.01);
+    expect_span(root, "update parcel 1 early", 10001, 1.995, 6.025);
+    expect_span(root, "update parcel 1", 10002, 8.015, 0.01);
     json_object_put(root);
     trace_deinit(&trace);
 }

@@ -114,6 +114,25 @@ def test_of_a_running_job(zerod):
         assert a["ts"] in [m["ts"] for m in line.moments[line.names[a["tid"]]]]
 
 
+def test_updates_before_the_decision(zerod):
+    """They are in the backward, and are not named as those after the decision."""
+    job = zerod({"zero_optimization": CONFIG["zero_optimization"] | {"speculative_update": True}, "gradient_clipping": 0})
+    train(job)
+    wait_for("chunks are updated early", lambda: job.status()["counters"]["n_early_updates"] > 100)
+    trace, _ = trace_of(job, "--steps", 20)
+    check_format(trace)
+    line, n = Timeline(trace), 0
+    for step in range(trace["zerod"]["oldest_step"], trace["zerod"]["open_step"]):
+        decided = line.of("step", "update and commit", step)[0]["ts"]
+        for parcel in line.parcels:
+            summed = end(line.of(parcel, "reduce", step)[-1])
+            for early in line.of(parcel, "update early", step):
+                assert summed <= early["ts"] + 0.001 and early["ts"] <= decided + 0.001
+                n += 1
+            assert all(update["ts"] >= decided - 0.001 for update in line.of(parcel, "update", step))
+    assert n > 0 and any(re.fullmatch(r"update parcel \d+ early", e["name"]) for e in line.spans["worker 1"])
+
+
 def test_more_than_is_kept(zerod):
     job = zerod(CONFIG)
     ranks = train(job, 20)
