@@ -121,6 +121,27 @@ static void show_overlap(FILE *file, struct json_object *o)
             print_bytes(all, get_u64(overlap, "micro_batch_bytes")));
 }
 
+static void show_early(FILE *file, struct json_object *o)
+{
+    struct json_object *early = get(o, "early_updates"), *counters = get(o, "counters");
+    char done[PRINT_SIZE], all[PRINT_SIZE];
+
+    if (!get(early, "ratio") && !get(early, "why"))
+        return;
+    if (get(early, "ratio"))
+        fprintf(file, "early     %.0f %% (%s of %s elements) of the last update before the decision",
+                100 * get_double(early, "ratio"), print_count(done, get_u64(early, "early_elems")),
+                print_count(all, get_u64(early, "elems")));
+    else
+        fputs("early     no update before the decision", file);
+    if (get_u64(counters, "n_early_updates") > 0 || get_u64(counters, "n_early_updates_dropped") > 0)
+        fprintf(file, "; %" PRIu64 " chunks accepted, %" PRIu64 " dropped", get_u64(counters, "n_early_updates"),
+                get_u64(counters, "n_early_updates_dropped"));
+    if (get(early, "why"))
+        fprintf(file, "; %s", get_string(early, "why"));
+    fputc('\n', file);
+}
+
 /* Prints the classes of memory in host memory or, with on_device, on GPUs. */
 static void show_classes(FILE *file, struct json_object *memory, bool on_device)
 {
@@ -169,8 +190,6 @@ static void show_counters(FILE *file, struct json_object *o)
         {"n_overflow_slots", "overflow slots"},
         {"n_reattaches", "reattached"},
         {"n_warnings", "warnings"},
-        {"n_early_updates", "chunks updated early"},
-        {"n_early_updates_dropped", "early updates dropped"},
     };
     struct json_object *counters = get(o, "counters"), *refused = get(o, "refused"), *code;
     size_t i;
@@ -342,6 +361,7 @@ int show_status(FILE *file, struct json_object *answer)
     show_step(file, answer);
     show_time(file, answer);
     show_overlap(file, answer);
+    show_early(file, answer);
     show_memory(file, answer);
     show_counters(file, answer);
     show_checkpoint(file, answer);

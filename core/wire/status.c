@@ -323,6 +323,22 @@ static struct json_object *overlap_object(struct json *j, const struct status *s
     return o;
 }
 
+static struct json_object *early_object(struct json *j, const struct status_early *early)
+{
+    struct json_object *o = json_new_object(j);
+
+    assert(early->n_elems <= early->n_elems_last);
+    json_put_u64(j, o, "early_elems", early->n_elems);
+    json_put_u64(j, o, "elems", early->n_elems_last);
+    if (early->n_elems_last > 0)
+        json_put_double(j, o, "ratio", (double)early->n_elems / (double)early->n_elems_last);
+    else
+        json_put_null(j, o, "ratio");
+    json_put_string(j, o, "prevented_by", early->prevented_by);
+    put_known(j, o, "why", early->why);
+    return o;
+}
+
 static struct json_object *bytes_object(struct json *j, struct status_bytes bytes)
 {
     struct json_object *o = json_new_object(j);
@@ -594,6 +610,7 @@ static struct json_object *status_object(struct json *j, const struct status *s)
     put_step(j, o, s);
     json_put(j, o, "time", time_object(j, s));
     json_put(j, o, "overlap", overlap_object(j, s));
+    json_put(j, o, "early_updates", early_object(j, &s->early));
     json_put(j, o, "memory", memory_object(j, s));
     json_put_u64(j, o, "limit_bytes", s->limit_bytes);
     json_put(j, o, "counters", counters_object(j, &s->counters));

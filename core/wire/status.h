@@ -75,6 +75,13 @@ struct status_counters {
     uint64_t n_early_updates_dropped; /* chunks that were updated before the decision in vain */
 };
 
+/* Updates that are made before the step is decided. */
+struct status_early {
+    uint64_t n_elems, n_elems_last; /* the last applied step: updated early, and in all; n_elems_last 0: not known */
+    const char *prevented_by;       /* one word, such as "memory"; NULL: nothing */
+    char why[192];                  /* one line; "": prevented_by is NULL */
+};
+
 /* A node of a job that runs on several. */
 struct status_node {
     const char *address;
@@ -178,6 +185,7 @@ struct status {
     struct status_time phases[N_STATUS_PHASES];
     uint64_t overlap_reduced_bytes; /* last micro-batch: bytes reduced before the last rank ended its backward */
     uint64_t overlap_bytes;         /* last micro-batch: all reduced bytes */
+    struct status_early early;
 
     struct status_bytes memory[N_STATUS_MEMORY];
     uint64_t limit_bytes; /* limits.memory */

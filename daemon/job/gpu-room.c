@@ -26,6 +26,11 @@ static unsigned n_from_gpu(const struct job *job)
     return n;
 }
 
+bool gpu_room_is_for_all(const struct job *job)
+{
+    return n_from_gpu(job) == job_n_local(job);
+}
+
 /* Return: the bytes of host memory that the job needs with that room; 0 if the layout cannot be made. */
 static uint64_t needed_with(const struct job *job, enum config_gpu_room room)
 {
@@ -65,7 +70,7 @@ enum config_gpu_room gpu_room_wanted(struct job *job)
 
     assert(!job->layout); /* the room determines the layout */
     job->forming.gpu_room = CONFIG_GPU_ROOM_NONE;
-    if (job->config->device != CONFIG_DEVICE_CPU || n_from_gpu(job) < job_n_local(job))
+    if (job->config->device != CONFIG_DEVICE_CPU || !gpu_room_is_for_all(job))
         return CONFIG_GPU_ROOM_NONE;
     without = needed_with(job, CONFIG_GPU_ROOM_NONE);
     if (without == 0) /* forming will refuse the job, and give the reason */

@@ -21,6 +21,9 @@ struct job;
  */
 enum config_gpu_room gpu_room_wanted(struct job *job);
 
+/* Are the models of all ranks of this node on GPUs? */
+bool gpu_room_is_for_all(const struct job *job);
+
 /*
  * Does a job fit that needs so many bytes? without: the bytes without what is asked for. The job may use limits.memory
  * completely. Of the machine's memory, as much as is asked for must stay free, because the ranks need memory, too.

@@ -31,6 +31,7 @@
 #include "daemon/job/stall.h"
 #include "daemon/job/state/save.h"
 #include "daemon/job/transaction/abort.h"
+#include "daemon/job/transaction/speculate.h"
 #include "daemon/memory/ring.h"
 #include "daemon/nodes/membership.h"
 #include "daemon/nodes/nodes.h"
@@ -158,6 +159,19 @@ static void fill_counters(const struct job *job, struct status *status)
         .n_early_updates = early.n_accepted,
         .n_early_updates_dropped = early.n_dropped,
     };
+}
+
+static void fill_early(const struct job *job, struct status_early *early)
+{
+    struct speculate_obstacle obstacle;
+
+    if (!job->layout)
+        return;
+    speculate_find_obstacle(job, &obstacle);
+    early->n_elems = job->speculation.n_elems_early;
+    early->n_elems_last = job->speculation.n_elems_last;
+    early->prevented_by = obstacle.word;
+    snprintf(early->why, sizeof(early->why), "%s", obstacle.word ? obstacle.text : "");
 }
 
 static void fill_step(const struct job *job, struct status *status)
@@ -361,6 +375,7 @@ static struct status make_status(struct service *service, struct status_refused 
         refused[i] = (struct status_refused){.code = job->diagnostics.refused[i].code, .n = job->diagnostics.refused[i].n};
     status.last_diagnostic = kept_last(&job->diagnostics.kept);
     fill_step(job, &status);
+    fill_early(job, &status.early);
     fill_memory(job, status.memory);
     fill_counters(job, &status);
     return status;

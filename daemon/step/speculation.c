@@ -40,7 +40,7 @@ struct speculation {
     _Atomic(uint64_t) *words;       /* per chunk: ticket << 2 | enum progress */
     struct update_scalars *assumed; /* per chunk: the scalars of its last speculative update */
     struct speculated_parcel *parcels;
-    _Atomic(uint64_t) n_accepted, n_dropped;
+    _Atomic(uint64_t) n_accepted, n_elems_accepted, n_dropped;
 };
 
 int speculation_new(struct speculation **out, struct step *step)
@@ -122,6 +122,7 @@ bool speculation_holds(struct speculation *s, uint32_t chunk, const struct updat
     bool holds = whole && update_scalars_equal(&s->assumed[chunk], scalars);
 
     s->n_accepted += holds;
+    s->n_elems_accepted += holds ? s->step->layout->chunks[chunk].n_elems : 0;
     s->n_dropped += whole && !holds;
     return holds;
 }
@@ -230,5 +231,6 @@ void speculation_forget(struct speculation *s)
 
 struct speculation_counts speculation_counts(const struct speculation *s)
 {
-    return (struct speculation_counts){.n_accepted = s->n_accepted, .n_dropped = s->n_dropped};
+    return (struct speculation_counts){
+        .n_accepted = s->n_accepted, .n_elems_accepted = s->n_elems_accepted, .n_dropped = s->n_dropped};
 }

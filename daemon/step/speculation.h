@@ -49,9 +49,9 @@ void speculation_forget(struct speculation *speculation);
 void speculation_drop(struct speculation *speculation, uint32_t chunk);
 bool speculation_holds(struct speculation *speculation, uint32_t chunk, const struct update_scalars *scalars);
 
-/* Numbers of chunks since the step was made. Chunks without a speculative update are in neither. */
+/* Counts since the step was made. Chunks without a speculative update are in none. */
 struct speculation_counts {
-    uint64_t n_accepted;
-    uint64_t n_dropped; /* updated speculatively, but with other scalars or other sums */
+    uint64_t n_accepted, n_elems_accepted; /* chunks, and their elements */
+    uint64_t n_dropped;                    /* chunks updated speculatively, but with other scalars or other sums */
 };
 struct speculation_counts speculation_counts(const struct speculation *speculation);

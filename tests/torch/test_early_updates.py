@@ -68,6 +68,30 @@ def test_numbers(zerod, run, what):
         assert counters["n_early_updates_dropped"] == 0
 
 
+def trains_matrices():
+    import zerod
+
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(64, 96), nn.Linear(96, 8))
+    opt = zerod.Optimizer(model)
+    for _ in range(2):
+        model(torch.ones(4, 64)).square().mean().backward()
+        opt.step()
+        opt.zero_grad()
+    status = opt._client.status(10)
+    opt.close()
+    return status
+
+
+def test_matrices_of_muon(zerod, run):
+    config = {"optimizer": {"type": "Muon", "params": {"betas": None, "weight_decay": None}}}
+    status = run(zerod(config | {"zero_optimization": {"stage": 2, "speculative_update": True}}), trains_matrices)[0]
+    early, n_matrices = status["early_updates"], 64 * 96 + 96 * 8
+    assert (early["prevented_by"], early["elems"]) == ("muon", n_matrices + 96 + 8)
+    assert early["why"] == f"Muon updates matrices after the decision: {n_matrices} of {n_matrices + 96 + 8} elements"
+    assert early["early_elems"] <= 96 + 8
+
+
 def expects_nonsense():
     import zerod
     from zerod import _lib

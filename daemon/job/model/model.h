@@ -23,6 +23,7 @@
 #include "daemon/ledger/ledger.h"
 #include "daemon/memory/quota.h"
 #include "daemon/step/parcel.h"
+#include "daemon/step/speculation.h"
 #include "daemon/step/step.h"
 
 struct coordinator;
@@ -151,13 +152,15 @@ struct job_decision {
 
 /* Speculative updates (daemon/job/transaction/speculate.h): counts of the last steps, and the expected scalars. */
 struct job_speculation {
-    uint32_t n_micro;               /* micro-batches of the last committed step; 0: not known */
-    unsigned n_in_vain;             /* steps in a row in which no speculative update was accepted */
-    uint64_t pauses_until;          /* the first step in which it is tried again */
-    struct hyper *hypers;           /* per group, as expected in the open step; owned */
-    bool has_hypers;                /* hypers and s are set */
-    double s;                       /* the expected factor of the gradients */
-    uint64_t n_accepted, n_dropped; /* chunks, when the last step was committed */
+    uint32_t n_micro;                     /* micro-batches of the last committed step; 0: not known */
+    uint32_t n_micro_expected;            /* micro-batches that this step was expected to have; 0: not known */
+    unsigned n_in_vain;                   /* steps in a row in which no speculative update was accepted */
+    uint64_t pauses_until;                /* the first step in which it is tried again */
+    struct hyper *hypers;                 /* per group, as expected in the open step; owned */
+    bool has_hypers;                      /* hypers and s are set */
+    double s;                             /* the expected factor of the gradients */
+    struct speculation_counts counts;     /* when the last step was committed */
+    uint64_t n_elems_early, n_elems_last; /* the last applied step: updated speculatively, and in all */
 };
 
 struct save_pool;

@@ -5,6 +5,8 @@
 #include "daemon/job/transaction/speculate.h"
 
 #include <assert.h>
+#include <inttypes.h>
+#include <stdio.h>
 
 #include "core/base/base.h"
 #include "core/base/log.h"
@@ -126,6 +128,16 @@ void speculate_forget(struct job *job)
     job->speculation.has_hypers = false;
 }
 
+/* Return: the number of elements that the open step updates. */
+static uint64_t count_updated(const struct job *job)
+{
+    uint64_t n_elems = 0;
+
+    for (uint32_t p = 0; p < job->layout->n_params; p++)
+        n_elems += job->step->contributed[p] ? job->layout->params[p].n_elems : 0;
+    return n_elems;
+}
+
 void speculate_note_commit(struct job *job)
 {
     struct job_speculation *its = &job->speculation;
@@ -134,14 +146,118 @@ void speculate_note_commit(struct job *job)
     if (!job->step->speculation)
         return;
     counts = speculation_counts(job->step->speculation);
+    its->n_micro_expected = its->n_micro;
     its->n_micro = 0;
     for (unsigned r = job->world.first; r < job->world.end; r++)
         its->n_micro = MAX(its->n_micro, job->ledger.ranks[r].n_ended);
-    if (counts.n_accepted > its->n_accepted)
+    if (counts.n_accepted > its->counts.n_accepted)
         its->n_in_vain = 0;
-    else if (counts.n_dropped > its->n_dropped && ++its->n_in_vain >= MOST_IN_VAIN)
+    else if (counts.n_dropped > its->counts.n_dropped && ++its->n_in_vain >= MOST_IN_VAIN)
         its->pauses_until = job->ledger.step + 1 + (UINT64_C(1) << MIN(its->n_in_vain, (unsigned)MOST_PAUSE_LOG));
-    its->n_accepted = counts.n_accepted;
-    its->n_dropped = counts.n_dropped;
+    if (job->kept.applied) {
+        its->n_elems_early = counts.n_elems_accepted - its->counts.n_elems_accepted;
+        its->n_elems_last = count_updated(job);
+    }
+    its->counts = counts;
     speculate_forget(job);
+}
+
+/* ---- obstacles ----------------------------------------------------------------------------------------- */
+
+/* Return: the number of the first buckets that have spare places. */
+static uint32_t n_with_places(const struct job *job)
+{
+    return MIN(job->config->zero.spare_buckets, job->layout->n_buckets);
+}
+
+static void find_missing_places(const struct job *job, struct speculate_obstacle *found)
+{
+    bool adopted = job->run.survival.found_ns > 0; /* then another daemon chose, perhaps with other settings */
+
+    found->word = adopted ? "adopted" : "memory";
+    snprintf(found->text, sizeof(found->text),
+             adopted ? "the run began with spare places for %u of %u buckets"
+                     : "memory is short: %u of %u buckets have spare places",
+             n_with_places(job), job->layout->n_buckets);
+}
+
+/* Finds what prevents all early updates of the run. */
+static void find_lasting(const struct job *job, struct speculate_obstacle *found)
+{
+    const struct config *config = job->config;
+
+    if (config->zero.speculative_update == CONFIG_SPECULATE_NOT)
+        *found = (struct speculate_obstacle){"configured", "zero_optimization.speculative_update is false"};
+    else if (config->device != CONFIG_DEVICE_CPU)
+        *found = (struct speculate_obstacle){"gpu-job", "the job is on GPUs (device: cuda)"};
+    else if (!job->coordinator->alone)
+        *found = (struct speculate_obstacle){"several-nodes", "the job has several nodes"};
+    else if (config_stage(config) > 2)
+        *found = (struct speculate_obstacle){"stage-3", "ranks gather their weights (stage 3)"};
+    else if (job->layout->n_buckets == 0)
+        *found = (struct speculate_obstacle){"no-buckets", "no parameter is trained"};
+    else if (n_with_places(job) == 0 && config->zero.speculative_update == CONFIG_SPECULATE_AUTO &&
+             config->zero.gpu_room == CONFIG_GPU_ROOM_NONE && !gpu_room_is_for_all(job))
+        *found = (struct speculate_obstacle){
+            "host-models", "a model is in host memory, and zero_optimization.speculative_update is auto"};
+    else if (n_with_places(job) == 0)
+        find_missing_places(job, found);
+}
+
+/* Finds what prevents the early updates of some steps. */
+static void find_passing(const struct job *job, struct speculate_obstacle *found)
+{
+    const struct job_speculation *its = &job->speculation;
+
+    if (its->n_micro == 0) {
+        *found = (struct speculate_obstacle){"micro-batches",
+                                             "the number of micro-batches is known after the next step"};
+    } else if (job->ledger.step < its->pauses_until) {
+        found->word = "paused";
+        snprintf(found->text, sizeof(found->text),
+                 "paused until step %" PRIu64 ", because %u steps dropped their early updates: they were clipped, or "
+                 "learning rates or micro-batches had changed",
+                 its->pauses_until, its->n_in_vain);
+    } else if (its->n_micro_expected > 0 && its->n_micro != its->n_micro_expected) {
+        found->word = "micro-batches";
+        snprintf(found->text, sizeof(found->text), "the last step had %u micro-batches, and %u were expected",
+                 its->n_micro, its->n_micro_expected);
+    } else if (its->n_in_vain > 0) {
+        *found = (struct speculate_obstacle){
+            "dropped", "the last early updates were dropped: the step was clipped, or its learning rates had changed"};
+    }
+}
+
+static uint64_t count_muon(const struct job *job)
+{
+    uint64_t n_elems = 0;
+
+    for (uint32_t p = 0; p < job->layout->n_params; p++)
+        n_elems += job->layout->params[p].muon ? job->layout->params[p].n_elems : 0;
+    return n_elems;
+}
+
+/* Finds what prevents a part of the early updates of each step. */
+static void find_partial(const struct job *job, struct speculate_obstacle *found)
+{
+    uint64_t n_muon = count_muon(job);
+
+    if (n_with_places(job) < job->layout->n_buckets) {
+        find_missing_places(job, found);
+    } else if (n_muon > 0) {
+        found->word = "muon";
+        snprintf(found->text, sizeof(found->text),
+                 "Muon updates matrices after the decision: %" PRIu64 " of %" PRIu64 " elements", n_muon,
+                 job->layout->trainable_elems);
+    }
+}
+
+void speculate_find_obstacle(const struct job *job, struct speculate_obstacle *found)
+{
+    found->word = NULL;
+    find_lasting(job, found);
+    if (!found->word)
+        find_passing(job, found);
+    if (!found->word)
+        find_partial(job, found);
 }

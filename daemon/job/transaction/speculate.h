@@ -21,6 +21,14 @@ void speculate_choose(struct job *job);
 /* Call it when a parcel was summed at its position. */
 void speculate_parcel(struct job *job, uint32_t parcel);
 
+/* Why updates before the decision, or a part of them, are not made, or are dropped. */
+struct speculate_obstacle {
+    const char *word; /* static, as in docs/schema/status.json; NULL: there is no obstacle */
+    char text[192];   /* one line */
+};
+/* Finds the obstacle that concerns most of the update. The job must have a layout. */
+void speculate_find_obstacle(const struct job *job, struct speculate_obstacle *found);
+
 /* Learns from the step that is being committed, before its positions are reset. */
 void speculate_note_commit(struct job *job);
 /* Forgets what was expected of the step, because it begins again. */

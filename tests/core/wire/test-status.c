@@ -166,6 +166,10 @@ static void example_status(struct example *e)
         .last_step_ns = 300000000,
         .overlap_reduced_bytes = 3,
         .overlap_bytes = 4,
+        .early = {.n_elems = 1500,
+                  .n_elems_last = 2000,
+                  .prevented_by = "memory",
+                  .why = "memory is short: 2 of 3 buckets have spare places"},
         .limit_bytes = 64ull << 30,
         .refused = e->refused,
         .n_refused = ARRAY_SIZE(e->refused),
@@ -174,7 +178,12 @@ static void example_status(struct example *e)
         .last_diagnostic = e->diagnostics[0],
         .findings = findings,
         .n_findings = ARRAY_SIZE(findings),
-        .counters = {.n_pushes_admitted = 1000, .n_pushes_accumulated = 3, .n_aborts = 1, .n_warnings = 1},
+        .counters = {.n_pushes_admitted = 1000,
+                     .n_pushes_accumulated = 3,
+                     .n_aborts = 1,
+                     .n_warnings = 1,
+                     .n_early_updates = 12,
+                     .n_early_updates_dropped = 5},
     };
     for (i = 0; i < N_STATUS_PHASES; i++)
         e->status.phases[i] = (struct status_time){.total_ns = (i + 1) * 1000, .last_ns = (i + 1) * 10};
@@ -321,6 +330,8 @@ static char *nodes_status_of(const struct example *e, unsigned node)
     struct status status = e->status;
 
     status.nodes = &nodes;
+    status.early = (struct status_early){.prevented_by = "several-nodes", .why = "the job has several nodes"};
+    status.counters.n_early_updates = status.counters.n_early_updates_dropped = 0;
     status.has_device = false;
     status.n_attached = 1;
     return status_json(&status);
@@ -433,6 +444,8 @@ static void test_status(void **state)
         {"time.reduce.last_ns", "20"},
         {"time.update.last_ns", "30"},
         {"overlap.ratio", "0.75"},
+        {"early_updates", "{\"early_elems\":1500,\"elems\":2000,\"ratio\":0.75,\"prevented_by\":\"memory\","
+                          "\"why\":\"memory is short: 2 of 3 buckets have spare places\"}"},
         {"memory.state.held_bytes", "0"},
         {"memory.fixed.held_bytes", "7340032"},
         {"memory.fixed.planned_bytes", "14680064"},
@@ -484,6 +497,7 @@ static void test_status_of_a_new_daemon(void **state)
         {"run_id", "null"}, {"isa", "null"},           {"formed", "false"},      {"grad_norm", "null"},
         {"refused", "[]"},  {"overlap.ratio", "null"}, {"slowest_rank", "null"}, {"last_diagnostic", "null"},
         {"uptime_ns", "0"}, {"steps_per_s", "0"},      {"checkpoint", "null"},   {"findings", "[]"},
+        {"early_updates", "{\"early_elems\":0,\"elems\":0,\"ratio\":null,\"prevented_by\":null,\"why\":null}"},
     };
     struct json_object *root = parse(minimal_status());
     size_t i;

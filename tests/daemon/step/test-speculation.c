@@ -241,7 +241,9 @@ static void update(struct fixture *f, const struct step_update *decided)
 static struct speculation_counts counts_since(const struct fixture *f, struct speculation_counts *before)
 {
     struct speculation_counts now = speculation_counts(f->step[1]->speculation);
-    struct speculation_counts since = {now.n_accepted - before->n_accepted, now.n_dropped - before->n_dropped};
+    struct speculation_counts since = {.n_accepted = now.n_accepted - before->n_accepted,
+                                       .n_elems_accepted = now.n_elems_accepted - before->n_elems_accepted,
+                                       .n_dropped = now.n_dropped - before->n_dropped};
 
     *before = now;
     return since;
@@ -273,12 +275,13 @@ static void test_kind(const struct kind *kind)
         one_step(&f, seed, &whole);
         since = counts_since(&f, &counts);
         assert_int_equal(since.n_accepted, n_chunks);
+        assert_int_equal(since.n_elems_accepted, LARGEST + 130 + 5000);
         assert_int_equal(since.n_dropped, 0);
     }
     one_step(&f, 4, &clipped);
     one_step(&f, 5, &other_lr);
     since = counts_since(&f, &counts);
-    assert_int_equal(since.n_accepted, 0);
+    assert_int_equal(since.n_accepted + since.n_elems_accepted, 0);
     assert_int_equal(since.n_dropped, 2 * n_chunks);
 
     /* Another micro-batch came. Its sums are speculated on, too. */

@@ -4,11 +4,13 @@ zero_optimization.speculative_update: chunks are updated before the step is deci
 without it, whatever happens between the backward and the step.
 """
 
+import json
+import re
 import time
 
 import pytest
 
-from conftest import wait_for
+from conftest import merge, wait_for
 from puppet import RESUMED, Puppet, all_do, state, steps, trainers
 from test_daemon_kills import kept  # noqa: F401  a fixture
 
@@ -85,3 +87,124 @@ def test_window_over_what_a_dead_rank_has_left(kept):  # noqa: F811
         assert counters["n_pushes_redone"] > 0 and counters["n_aborts"] == 0, daemon.log()
         found.append(state(ranks))
     assert found[0] == found[1]
+
+
+# ---- what status says ------------------------------------------------------------------------------------------
+
+
+ON = {"zero_optimization": {"stage": 2, "speculative_update": True}, "gradient_clipping": 0}
+
+
+def why(daemon):
+    """Return: the obstacle's word and sentence, which `zerodctl status` shows too."""
+    found = daemon.status()["early_updates"]
+    shown = [line for line in daemon.ctl("status").stdout.splitlines() if line.startswith("early ")]
+    assert (len(shown) == 1 and shown[0].endswith(f"; {found['why']}")) if found["why"] else not found["prevented_by"], shown
+    return found["prevented_by"], found["why"]
+
+
+def test_how_much_was_early(zerod):
+    daemon = zerod(merge(ON, {"world": {"size": 1}}))
+    ranks = trainers(daemon)
+    steps(ranks)
+    found = daemon.status()["early_updates"]  # no number of micro-batches was known before the first step
+    assert (found["early_elems"], found["ratio"]) == (0, 0) and why(daemon) == (None, None)
+
+    def is_wholly_early():
+        for word in ("begin", "pushes", "end"):
+            ranks[0].ok(word)
+        time.sleep(0.1)  # usually enough for all early updates
+        ranks[0].ok("step")
+        return daemon.status()["early_updates"]["ratio"] == 1
+
+    wait_for("a step is updated early", is_wholly_early)
+    status = daemon.status()
+    assert status["early_updates"] == {"early_elems": status["trainable_elems"], "elems": status["trainable_elems"],
+                                       "ratio": 1, "prevented_by": None, "why": None}
+    assert re.search(r"^early +100 % \(.* of .* elements\) of the last update before the decision; \d+ chunks accepted, 0 dropped$",
+                     daemon.ctl("status").stdout, re.MULTILINE)
+    assert re.search(r'^zerod_early_update_ratio\{.*\} 1$', daemon.ctl("metrics").stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize("zero, word, text", [
+    ({"speculative_update": False}, "configured", "zero_optimization.speculative_update is false"),
+    ({}, "host-models", "a model is in host memory, and zero_optimization.speculative_update is auto"),
+    ({"stage": 3, "speculative_update": True}, "stage-3", "ranks gather their weights (stage 3)"),
+])
+def test_why_never(zerod, zero, word, text):
+    daemon = zerod({"zero_optimization": zero})
+    ranks = trainers(daemon)
+    assert why(daemon) == (word, text)
+    steps(ranks, 2)
+    assert why(daemon) == (word, text) and daemon.status()["early_updates"]["ratio"] is None
+    assert f'prevented_by="{word}"}} 1\n' in daemon.ctl("metrics").stdout
+
+
+def test_why_not_on_several_nodes(zerod, build, monkeypatch):
+    monkeypatch.setenv("ZEROD_NODES", "2")
+    job = zerod(ON)
+    ranks = [job.spawn(build.path("tests/kill-trainer"), "--steps", 3, rank=rank) for rank in range(2)]
+    assert [rank.wait() for rank in ranks] == [0, 0]
+    for daemon in job.daemons:
+        assert why(daemon) == ("several-nodes", "the job has several nodes")
+
+
+def test_why_not_on_gpus(zerod, monkeypatch):
+    monkeypatch.setenv("ZEROD_DEVICE", "cuda")
+    daemon = zerod(ON)
+    steps(trainers(daemon), 2)
+    assert why(daemon) == ("gpu-job", "the job is on GPUs (device: cuda)")
+
+
+def test_why_not_without_parameters(zerod):
+    daemon = zerod(merge(ON, {"world": {"size": 1}}))
+    trainers(daemon, declare=("declare", "first=1", "freeze=0"))
+    assert why(daemon) == ("no-buckets", "no parameter is trained")
+
+
+def test_why_not_yet_and_other_micro_batches(zerod):
+    daemon = zerod(ON)
+    assert why(daemon) == (None, None)  # the job is not formed
+    ranks = trainers(daemon)
+    assert why(daemon) == ("micro-batches", "the number of micro-batches is known after the next step")
+    steps(ranks, 3)
+    assert why(daemon) == (None, None)
+    steps(ranks, 1, "micro=2")
+    assert why(daemon) == ("micro-batches", "the last step had 2 micro-batches, and 1 were expected")
+    steps(ranks, 1, "micro=2")
+    assert why(daemon)[0] in (None, "dropped")  # those of the step before, if this one was decided very early
+
+
+def test_why_paused(zerod):
+    """Early updates of clipped steps are dropped. After three such steps, some steps make none."""
+    daemon = zerod(merge(ON, {"world": {"size": 1}, "gradient_clipping": 1e-6}))
+    ranks, words = trainers(daemon), []
+    for _ in range(40):  # a step that is decided very early has nothing to drop
+        steps(ranks)
+        word, text = why(daemon)
+        words += [word] if words[-1:] != [word] else []
+        if word == "paused":
+            break
+    assert words[-2:] == ["dropped", "paused"], words
+    until = re.fullmatch(r"paused until step (\d+), because 3 steps dropped their early updates: they were clipped, or learning rates "
+                         "or micro-batches had changed", text)
+    step, before = daemon.status()["step"], early(daemon)
+    assert step + 8 == int(until[1])
+    steps(ranks, 7)
+    assert why(daemon) == (word, text) and early(daemon) == before
+    steps(ranks)
+    assert why(daemon) == ("dropped", "the last early updates were dropped: the step was clipped, or its learning rates had changed")
+
+
+def test_why_not_after_another_daemon(kept):  # noqa: F811
+    """A run that began without spare places gets none from the next daemon, whatever its configuration says."""
+    daemon = kept(merge(ON, {"zero_optimization": {"speculative_update": False}}))
+    ranks = trainers(daemon)
+    steps(ranks)
+    daemon.popen.kill()
+    daemon.popen.wait()
+    daemon.config_path.write_text(json.dumps(merge(json.loads(daemon.config_path.read_text()), ON)))
+    daemon.start_again()
+    steps(ranks)
+    n = daemon.status()["n_buckets"]
+    assert why(daemon) == ("adopted", f"the run began with spare places for 0 of {n} buckets")

@@ -96,6 +96,7 @@ def test_sizes(build, zerod, run, reference):
     assert re.search(r"the models are on GPUs: \d+ workers, buckets of up to 50000000 elements, and a ring of 12.0 MiB for "
                      r"each rank, which holds all gradients of a micro-batch\n", daemon.log()), daemon.log()
     assert "the update begins in the backward, in spare places of " in daemon.log()
+    assert ranks[0][2]["early_updates"]["prevented_by"] is None
     assert ", the ring of 12.0 MiB holds all of the GPU's gradients; from the daemon" in ranks[0][1]
     planned = bytes_needed(build, "--offload")["bytes_by_class"]
     for name, n_bytes in planned.items():
@@ -127,6 +128,8 @@ def test_memory_is_short(build, zerod, run, reference, tmp_path, settings, bucke
     lines = [line for line in daemon.log().splitlines() if "the models are on GPUs" in line]
     assert len(lines) == 1 and f"memory is short {said}" in lines[0], daemon.log()
     assert "the update begins" not in daemon.log()
+    early = ranks[0][2]["early_updates"]
+    assert early["prevented_by"] == "memory" and re.fullmatch(r"memory is short: 0 of \d+ buckets have spare places", early["why"])
     assert "holds a part of the GPU's gradients" in ranks[0][1]
 
 
@@ -142,6 +145,9 @@ def test_a_part_is_updated_early(build, zerod, run, reference, tmp_path):
     ranks = run(daemon, train, on_gpu=(0, 1))
     check_bits(reference, ranks)
     assert f"the update of 2 of {N_LAYERS} buckets begins in the backward, in spare places of " in daemon.log()
+    early = daemon.status()["early_updates"]
+    assert (early["prevented_by"], early["why"]) == ("memory", f"memory is short: 2 of {N_LAYERS} buckets have spare places")
+    assert 0 <= early["early_elems"] <= early["elems"] * 2 // N_LAYERS
 
 
 @pytest.mark.full
