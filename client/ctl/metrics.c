@@ -237,13 +237,13 @@ static void put_info(struct writer *w)
         put_line(w, "1", labels);
 }
 
-/* Prints 1, with the text as a label that is named after the key. */
+/* Prints 1, with the text as a label that is named after the key, without the key's object. */
 static void put_text(struct writer *w)
 {
-    const char *text = find_string(w->source->status, w->family->key);
+    const char *text = find_string(w->source->status, w->family->key), *dot = strrchr(w->family->key, '.');
 
     if (text)
-        put_line(w, "1", (struct label[MAX_LABELS]){{w->family->key, text}});
+        put_line(w, "1", (struct label[MAX_LABELS]){{dot ? dot + 1 : w->family->key, text}});
 }
 
 struct kind {
@@ -538,6 +538,10 @@ static const struct family families[] = {
     {"zerod_last_step_seconds", false, "seconds", "Time between the last two commits.", put_value, "last_step_ns"},
     {"zerod_overlap_ratio", false, "ratio", "Share of the last micro-batch that was reduced before its backward ended.",
      put_value, "overlap.ratio"},
+    {"zerod_early_update_ratio", false, "ratio", "Share of the last update that was made before the step was decided.",
+     put_value, "early_updates.ratio"},
+    {"zerod_early_update_info", false, NULL, "What prevents updates before the decision, or a part of them; always 1.",
+     put_text, "early_updates.prevented_by"},
     {"zerod_loss_scale", false, NULL, "The scale of the next loss.", put_value, "loss_scale"},
     {"zerod_grad_norm", false, NULL, "Unscaled norm of the last decided step's gradient, before clipping.", put_value,
      "grad_norm"},

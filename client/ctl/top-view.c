@@ -33,6 +33,7 @@ enum {
 enum section_kind {
     SECTION_HEAD,
     SECTION_VALUES,
+    SECTION_EARLY,
     SECTION_MEMORY,
     SECTION_NODES,
     SECTION_FINDINGS,
@@ -248,6 +249,26 @@ static void write_values(struct pen *pen, const struct feed *feed, uint64_t now_
     write_time(pen, feed->status);
     write_numbers(pen, feed->status);
     write_checkpoint(pen, feed->status);
+    pen_end_line(pen);
+}
+
+/* ---- early updates ------------------------------------------------------------------------------------- */
+
+static void write_early(struct pen *pen, const struct feed *feed, uint64_t now_ms)
+{
+    struct json_object *early = get(feed->status, "early_updates"), *counters = get(feed->status, "counters");
+
+    if (!get(early, "ratio") && !get(early, "why"))
+        return;
+    pen_label(pen, "early");
+    if (get(early, "ratio"))
+        pen_put(pen, PEN_PLAIN, "%.0f %% of the update, %s chunks accepted, %s dropped",
+                100 * get_double(early, "ratio"), get_string(counters, "n_early_updates"),
+                get_string(counters, "n_early_updates_dropped"));
+    else
+        pen_put(pen, PEN_PLAIN, "no update");
+    if (get(early, "why"))
+        pen_put(pen, PEN_PLAIN, "; %s", get_string(early, "why"));
     pen_end_line(pen);
 }
 
@@ -546,15 +567,20 @@ static const struct {
     void (*write)(struct pen *pen, const struct feed *feed, uint64_t now_ms);
     int n_min;
 } sections[N_SECTIONS] = {
-    [SECTION_HEAD] = {write_head, 100},           [SECTION_VALUES] = {write_values, 100},
-    [SECTION_MEMORY] = {write_memory, 1},         [SECTION_NODES] = {write_nodes, 2},
-    [SECTION_FINDINGS] = {write_findings, 2},     [SECTION_DIAGNOSTICS] = {write_diagnostics, 3},
-    [SECTION_RANKS_HEAD] = {write_ranks_head, 1}, [SECTION_RANKS] = {write_ranks, 4},
+    [SECTION_HEAD] = {write_head, 100},
+    [SECTION_VALUES] = {write_values, 100},
+    [SECTION_EARLY] = {write_early, 1},
+    [SECTION_MEMORY] = {write_memory, 1},
+    [SECTION_NODES] = {write_nodes, 2},
+    [SECTION_FINDINGS] = {write_findings, 2},
+    [SECTION_DIAGNOSTICS] = {write_diagnostics, 3},
+    [SECTION_RANKS_HEAD] = {write_ranks_head, 1},
+    [SECTION_RANKS] = {write_ranks, 4},
 };
 
 /* Rows that remain after n_min go to the sections in this order. */
-static const enum section_kind greedy[] = {SECTION_FINDINGS, SECTION_NODES, SECTION_MEMORY, SECTION_RANKS,
-                                           SECTION_DIAGNOSTICS};
+static const enum section_kind greedy[] = {SECTION_FINDINGS, SECTION_NODES, SECTION_EARLY,
+                                           SECTION_MEMORY,   SECTION_RANKS, SECTION_DIAGNOSTICS};
 
 static int grant(struct section *section, int n_wanted, int n_left)
 {
@@ -678,6 +704,7 @@ static const char help_text[] =
     "\n"
     "time             the last step: compute is what the trainers do by themselves, in wait a rank waits for others, "
     "update is from the decision to the commit. reduce runs beside the backward\n"
+    "early            the share of the last update that was made before the step was decided, and why it was not more\n"
     "found            ranks and gradients that differ from the others\n"
     "last             the last refusals and warnings, the newest first\n"
     "\n"

@@ -24,6 +24,7 @@ _ALWAYS = {
     "loss_scale": "loss_scale",
     "grad_norm": "grad_norm",
     "overlap_ratio": "overlap.ratio",
+    "early_update_ratio": "early_updates.ratio",
     "slowest_rank": "slowest_rank.rank",
     "slowest_rank_behind_seconds": "slowest_rank.behind_ns",
     "memory_bytes": "memory.total.held_bytes",

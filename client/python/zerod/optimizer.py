@@ -486,6 +486,7 @@ class Optimizer(torch.optim.Optimizer):
                                      the others and the daemon, in step() and at the end of each micro-batch
         slowest_rank, slowest_rank_behind_seconds       the rank that others waited for longest in the last step
         overlap_ratio                share of the last micro-batch's bytes that was reduced during the backward
+        early_update_ratio           share of the last update that was made before the step was decided
         memory_bytes, memory_planned_bytes, memory_limit_bytes    host memory that the daemon holds, plans, may hold
         gpu_memory_bytes             GPU memory that the daemon holds
         n_ranks_attached             ranks of this node

@@ -102,6 +102,10 @@ def test_values(path):  # noqa: F811
     assert value(text, "zerod_step_seconds_total", phase="update") == 3e-6
     assert value(text, "zerod_memory_bytes", **{"class": "ring"}, place="gpu") == 2 << 20
     assert value(text, "zerod_memory_limit_bytes") == 64 << 30
+    assert value(text, "zerod_early_update_ratio") == 0.75
+    assert value(text, "zerod_early_update_info", prevented_by="memory") == 1
+    assert value(text, "zerod_early_updates_total", result="accepted") == 12
+    assert value(text, "zerod_early_updates_total", result="dropped") == 5
     assert value(text, "zerod_refused_total", code="E1001") == 2
     assert value(text, "zerod_slowest_rank_behind_seconds", rank="3") == 0.0015
     assert value(text, "zerod_rank_behind_seconds_total", rank="2") == 5

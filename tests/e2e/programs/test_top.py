@@ -81,6 +81,16 @@ def test_a_running_job_at_80_x_24(start, top):
     assert all(len(line) <= 80 for line in lines) and lines[23].startswith(" q quit")
 
 
+def test_updates_before_the_decision(start, top):
+    """The running job shows their share, and why a job has none."""
+    zero = {"stage": 2, "speculative_update": True}
+    job = start(1, zero_optimization=zero)
+    shown = re.compile(r"^early    (\d+) % of the update, (\d+) chunks accepted, \d+ dropped(;|$)", re.MULTILINE)
+    top(job.socket).wait_for(lambda text: (found := shown.search(text)) and int(found[1]) > 0 and int(found[2]) > 0)
+    other = start(1, zero_optimization=zero | {"speculative_update": False})
+    top(other.socket).wait_for("early    no update; zero_optimization.speculative_update is false")
+
+
 def test_all_that_status_has(path, top):  # noqa: F811
     """At 80 columns nothing is cut: checkpoint, GPUs, missing gradients, a limit, a fault and an absent rank."""
     more = {"n_missing_steps": 3, "n_missing_params": 2, "replaced_ns": 5 * 10**9, "away_ns": 10**9, "n_daemons": 2}
@@ -92,6 +102,7 @@ def test_all_that_status_has(path, top):  # noqa: F811
                  "42 3.5 steps/s, last 300 ms 41 applied, 1 skipped, 1 aborted",
                  "missing gradients in 3 steps; in the last one 2 parameters had none",
                  "compute 300 ms (100 %), wait 10 ns (0 %), update 30 ns (0 %)", "75 % of the bytes before the backward ended",
+                 "early 75 % of the update, 12 chunks accepted, 5 dropped; memory is short: 2 of 3 buckets have spare places",
                  "rank 3, 1.50 ms behind the first", "grad norm 0.1 loss scale 65536 lr 0.001",
                  "saved step 20 1 min 0 s ago, 4.00 MiB in 3.00 s; saving step 42, 25 %",
                  "the last one failed: model.safetensors: No space left on device", "of at most 64.0 GiB"):
