@@ -82,3 +82,10 @@ int zerod_wait(struct zerod *c, const unsigned *params, size_t n_params)
         return r;
     return params ? c->memory->await(c, params, n_params) : overlap_settle(c);
 }
+
+int zerod_is_written(const struct zerod *c, unsigned param)
+{
+    if (!c->formed || param >= c->layout->n_params)
+        return 0;
+    return !c->call.owes || (!c->private_weights && c->published.base && is_there(c, param));
+}

@@ -474,6 +474,8 @@ ZEROD_API int zerod_step(struct zerod *c, const struct zerod_step_args *args, st
  * call or the next one returns the error.
  */
 ZEROD_API int zerod_wait(struct zerod *c, const unsigned *params, size_t n_params);
+/* Return: 1 if zerod_wait() for this parameter would return 0 at once; else 0. For copies of weights that are there. */
+ZEROD_API int zerod_is_written(const struct zerod *c, unsigned param);
 
 /*
  * Collective: waits until all pushed gradients are reduced, and returns their norm. The norm is unscaled only if the

@@ -48,14 +48,6 @@ def stream(device: torch.device) -> int:
     return torch.cuda.current_stream(device).cuda_stream
 
 
-def to_gpu(target: torch.Tensor, host: torch.Tensor) -> None:
-    """
-    Copies on the current stream; does not wait if the host memory is registered or pinned. `host` must not change until
-    an Event recorded after the copy is done.
-    """
-    target.copy_(host, non_blocking=True)
-
-
 def on_gpu(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Moves a flat contiguous tensor to device memory, so that address_of() is a device address."""
     return tensor.to(device)
@@ -67,13 +59,10 @@ def address_of(tensor: torch.Tensor) -> int:
 
 
 class Event:
-    """A point in the current stream of a device: done when the stream has done all work before it."""
+    """A point in a stream: done when the stream has done all work before it."""
 
     def __init__(self) -> None:
         self._event = torch.cuda.Event()
-
-    def record(self, device: torch.device) -> None:
-        self._event.record(torch.cuda.current_stream(device))
 
     def record_on(self, stream: Any) -> None:
         self._event.record(stream)
@@ -85,9 +74,13 @@ class Event:
     def wait(self) -> None:
         self._event.synchronize()
 
+    def order(self, device: torch.device) -> None:
+        """Makes later work of the current stream wait for it; does not wait."""
+        torch.cuda.current_stream(device).wait_event(self._event)
+
 
 class CopyStream:
-    """A stream for copies to host memory, so that they take no time from the stream on which the program computes."""
+    """A stream for copies in one direction, so that they take no time from the stream on which the program computes."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._stream = device, torch.cuda.Stream(device)
@@ -101,6 +94,23 @@ class CopyStream:
         with torch.cuda.stream(self._stream):
             host.copy_(source, non_blocking=True)
         source.record_stream(self._stream)
+        done.record_on(self._stream)
+
+    def follow(self) -> None:
+        """Makes later copies wait for all earlier work of the current stream."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+
+    def to_gpu(self, target: torch.Tensor, host: torch.Tensor, done: Event) -> None:
+        """
+        Copies; does not wait if the host memory is registered or pinned. done: the Event of the copy, before which `host`
+        must not change.
+        """
+        with torch.cuda.stream(self._stream):
+            target.copy_(host, non_blocking=True)
+        done.record_on(self._stream)
+
+    def mark(self, done: Event) -> None:
+        """done: the Event of all copies so far."""
         done.record_on(self._stream)
 
     def join(self) -> None:

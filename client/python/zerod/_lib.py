@@ -214,6 +214,7 @@ _IMMEDIATE = {
     "zerod_leave_at_exit": (c_int, c_void_p),
     "zerod_epoch": (Position, c_void_p),
     "zerod_loss_scale": (c_double, c_void_p),
+    "zerod_is_written": (c_int, c_void_p, c_uint),
     "zerod_user_state": (c_int, c_void_p, POINTER(c_void_p), POINTER(c_size_t)),
     "zerod_weight": (c_void_p, c_void_p, c_uint),
     "zerod_window": (c_void_p, c_void_p, c_uint),

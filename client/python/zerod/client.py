@@ -360,6 +360,10 @@ class Client:
         """With overlap_update: waits until these parameters have the weights of the last step; ids None: all."""
         self.check(self.waits.during(lib.wait, self._handle, ids, n))
 
+    def is_written(self, index: int) -> bool:
+        """Would wait() for this parameter return at once?"""
+        return bool(lib.is_written(self._handle, index))
+
     def grad_norm(self) -> float:
         norm = c_double()
         self.check(lib.grad_norm(self._handle, byref(norm)))

@@ -4,8 +4,8 @@ Optimizer(..., overlap_update=True): step() returns when the step is decided, an
 the next forward runs. A hook before each module's forward waits for the module's own parameters, and for those of inner
 modules that have no forward, such as nn.ParameterList. A read of module.weight waits as well, whichever code reads it.
 
-If the model is on a GPU and the daemon's work in host memory, weights are copied to the GPU when they have been waited for,
-in the order of the stream: before what the program does with them.
+If the model is on a GPU and the daemon's work in host memory, weights are copied to the GPU beside the computation: each
+hook orders the copies of all weights that are written by then, and the stream waits for those that its module reads.
 
 Code that reads weights in another way, such as model.parameters(), calls zerod.wait() first. Calls of the optimizer and
 the next backward wait by themselves (zerod_wait() in zerod/client.h).
@@ -42,7 +42,9 @@ class WholeStep:
         """Called when the step is decided. applied: it changes the weights."""
         self._client.wait(None, 0)
         if applied:
+            self._place.weights_change()
             self._place.refresh(self._trainable)
+            self._place.order(self._trainable)
 
     def wait(self, params: Iterable[torch.Tensor] | None = None) -> None:
         """Waits until these parameters have the weights of the last step; None: all."""
@@ -63,7 +65,9 @@ class Overlap(WholeStep):
             if read:
                 self._ids[module] = [read[index] for index in sorted(read)]
         self._left: dict[nn.Module, list[Bound]] = {}  # modules that have not waited since the last step
-        self._old: set[int] = set()  # indices of parameters that nobody has waited for since the last step
+        self._old: set[int] = set()  # indices of parameters whose new weights are not copied since the last step
+        self._ahead: Iterator[Bound] = iter(())  # parameters whose weights may be written soon, in that order
+        self._next: Bound | None = None  # the first of them that was not written yet
         self._lock = threading.RLock()  # a thread must not read weights that another one is still waiting for
         before = BreakingHook(self._before)
         # Runs before hooks that compute a weight from others, such as that of torch.nn.utils.weight_norm.
@@ -75,12 +79,15 @@ class Overlap(WholeStep):
 
     def stepped(self, applied: bool) -> None:
         if applied:
+            self._place.weights_change()
             self._left = dict(self._ids)
             self._old = {b.index for b in self._trainable}
+            self._ahead = iter(self._trainable)
+            self._next = next(self._ahead, None)
 
     def wait(self, params: Iterable[torch.Tensor] | None = None) -> None:
-        self._place.order()
-        if not self._old:
+        self._place.other_stream()
+        if not self._left and not self._old:
             return
         if params is not None:
             self._wait_for([self._of[p] for p in params if p in self._of])
@@ -96,14 +103,23 @@ class Overlap(WholeStep):
             self._renew(bound)
 
     def _renew(self, bound: Sequence[Bound]) -> None:
-        """Copies weights to the GPU, once in each step, because a later copy would look like a write by the program."""
+        """
+        Copies weights that are written, and those of other parameters that are written by now. Each once in a step, because
+        a later copy would look like a write by the program.
+        """
         new = [b for b in bound if b.index in self._old]
+        self._old.difference_update(b.index for b in new)
+        while self._next is not None and self._client.is_written(self._next.index):
+            if self._next.index in self._old:
+                self._old.remove(self._next.index)
+                new.append(self._next)
+            self._next = next(self._ahead, None)
         if new:
             self._place.refresh(new)
-        self._old.difference_update(b.index for b in new)
+        self._place.order(bound)
 
     def _before(self, module: nn.Module, _args: Any) -> None:
-        self._place.order()
+        self._place.other_stream()
         if not self._left:
             return
         if not module.training:  # torch's fast paths then read the weights of submodules
@@ -112,7 +128,7 @@ class Overlap(WholeStep):
         self._wait_for_module(module)
 
     def _read(self, module: nn.Module, _param: torch.Tensor) -> None:
-        self._place.order()
+        self._place.other_stream()
         if self._left:
             self._wait_for_module(module)
 

@@ -91,11 +91,17 @@ class InHost:
     def before_step(self) -> None:
         """Waits for copies and kernels that read the weights, because the step writes them."""
 
+    def weights_change(self) -> None:
+        """Called after the last use of the old weights, before refresh()."""
+
     def refresh(self, bound: Sequence[Bound]) -> None:
         """Called when the published weights of these parameters are the new weights."""
 
-    def order(self) -> None:
-        """Called before weights are read that refresh() may have renewed on another stream."""
+    def order(self, bound: Sequence[Bound]) -> None:
+        """Called before the current stream reads these weights for the first time after refresh()."""
+
+    def other_stream(self) -> None:
+        """Called before weights are read, perhaps on another stream than the one for which order() was called."""
 
     def window_opens(self) -> None:
         """Called before other memory is mapped at the addresses of the published weights."""
@@ -190,9 +196,11 @@ class Offload(InHost):
         self._room = 0  # bytes for pending gradients; 0: the ring holds a whole micro-batch, or is not registered
         self._own: dict[int, torch.Tensor] = {}  # pinned memory for gradients that get no place in the ring
         self._published: list[torch.Tensor] = []
-        self._refreshed = _cuda.Event()
-        self._refreshed_on: int | None = None  # the stream of the last copies; None: they are done
         self._copies = _cuda.CopyStream(device)
+        self._weights = _cuda.CopyStream(device)
+        self._copied = [_cuda.Event() for _ in bound]  # per parameter: its last copy to the GPU
+        self._refreshed = _cuda.Event()  # all copies to the GPU
+        self._ordered_on: int | None = None  # the stream that waits for copies by itself; None: the copies are done
 
     def describe(self) -> str:
         holds = "holds all" if self._ring_holds_all() else "holds a part"
@@ -216,27 +224,38 @@ class Offload(InHost):
                 attach(b, b.view(torch.empty(b.param.numel(), dtype=b.param.dtype, device=self.device)))
             b.address = b.param.data_ptr()
         self._published = [published(self._client, b) for b in self._bound]
-        self.refresh(self._bound)
+        self._renew_all()
 
     def detach(self, b: Bound) -> None:
         """Does nothing: the parameters of Offload are always in this process's own memory."""
 
     # ---- weights -------------------------------------------------------------------------------------
 
+    def weights_change(self) -> None:
+        self._weights.follow()
+
     @torch.no_grad()
     def refresh(self, bound: Sequence[Bound]) -> None:
-        self.order()  # so that the event stands for all copies
         for b in bound:
             if b.n_bytes:
-                _cuda.to_gpu(b.param.detach(), self._published[b.index])
-        self._refreshed.record(self.device)
-        self._refreshed_on = _cuda.stream(self.device)
+                self._weights.to_gpu(b.param.detach(), self._published[b.index], self._copied[b.index])
+        self._weights.mark(self._refreshed)
 
-    def order(self) -> None:
-        """If the current stream is not that of the last copies, waits for them. Then they are done for all streams."""
-        if self._refreshed_on is not None and self._refreshed_on != _cuda.stream(self.device):
+    def order(self, bound: Sequence[Bound]) -> None:
+        for b in bound:
+            self._copied[b.index].order(self.device)
+        self._ordered_on = _cuda.stream(self.device)
+
+    def other_stream(self) -> None:
+        """If the current stream is not the one that waits, waits for the copies. Then they are done for all streams."""
+        if self._ordered_on is not None and self._ordered_on != _cuda.stream(self.device):
             self._refreshed.wait()
-            self._refreshed_on = None
+            self._ordered_on = None
+
+    def _renew_all(self) -> None:
+        self.weights_change()
+        self.refresh(self._bound)
+        self.order(self._bound)
 
     def before_step(self) -> None:
         """Waits for the copies of the last step's weights, whose source this step writes. Usually they are done."""
@@ -255,7 +274,7 @@ class Offload(InHost):
 
     def window_closed(self) -> None:
         self._registered.add(_lib.MEMORY_WEIGHTS, read_only=True)
-        self.refresh(self._bound)
+        self._renew_all()
 
     # ---- gradients -----------------------------------------------------------------------------------
 

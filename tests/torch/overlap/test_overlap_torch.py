@@ -273,6 +273,25 @@ def first_step(timeout=None):
     return zerod, opt, model
 
 
+@placed
+def copies_ahead():
+    """Return: copies to the GPU in one hook, when all weights are written, and the number of trained parameters."""
+    _, opt, model = first_step()
+    while not all(opt._client.is_written(b.index) for b in opt._bound):
+        time.sleep(0.01)
+    before = late_cuda.counts["back"]
+    model.embed(torch.zeros(1, dtype=torch.int64))
+    n_copies = late_cuda.counts["back"] - before
+    opt.close()
+    return n_copies, len(list(model.parameters()))
+
+
+def test_copies_ahead(zerod, run):
+    """The first hook orders the copies of all weights that are written, so that they run beside the forward."""
+    [(n_copies, n_params)] = run(zerod(CONFIG | {"world": {"size": 1}}), copies_ahead, on_gpu=True)
+    assert n_copies == n_params
+
+
 def forward_is_early():
     _, opt, model = first_step()
     began = time.monotonic()

@@ -3,7 +3,7 @@
 A stand-in for zerod._cuda on machines without a GPU. Call install() before an optimizer is made. Every tensor of the
 program counts as a tensor on a GPU, but is in ordinary memory.
 
-Each stream is a thread: one for copies to the GPU, one for copies to the host. Copies take a random time (seeded). Host
+Each stream is a thread: one for copies to the GPU, one for copies to the host. Copies take a random time (seeded). The
 memory that a copy writes is full of NaNs until the copy is done. Copies to and from unregistered host memory block, as
 in CUDA. `problems` collects three kinds of errors: host memory was written before a copy was done, host memory changed
 while a copy read it, or a gradient changed before it was copied.
@@ -138,23 +138,35 @@ class CopyStream:
         self._stream.copy(end)
         done.record_on(self._stream)
 
+    def follow(self):
+        """Earlier work of the current stream is done, so nothing waits for it."""
+
+    def to_gpu(self, target, host, done):
+        """Until the copy is done, the target is full of NaNs, which a program reads that does not wait."""
+        counts["back"] += 1
+        if not _is_registered(host, write=False):
+            self._stream.wait()
+            target.copy_(host)
+            done.record_on(self._stream)
+            return
+        taken = host.clone()
+        target.fill_(float("nan"))  # and the program sees the write at once, as it does with CUDA
+        late = target.data  # without the version that autograd sees
+
+        def end():
+            if not torch.equal(_bytes_of_any(host), _bytes_of_any(taken)):
+                problems.append("host memory changed before the copy from it was done")
+            late.copy_(taken)
+
+        self._stream.copy(end)
+        done.record_on(self._stream)
+
+    def mark(self, done):
+        done.record_on(self._stream)
+
     def join(self):
         """Later work of the current stream runs at once, so the copies must end now."""
         self._stream.wait()
-
-
-def to_gpu(target, host):
-    counts["back"] += 1
-    target.copy_(host)
-    if not _is_registered(host, write=False):
-        return
-    taken = host.clone()
-
-    def end():
-        if not torch.equal(_bytes_of_any(host), _bytes_of_any(taken)):
-            problems.append("host memory changed before the copy from it was done")
-
-    _streams[0].copy(end)
 
 
 def _bytes_of_any(tensor):
@@ -166,9 +178,6 @@ class Event:
         self._done = threading.Event()
         self._done.set()
 
-    def record(self, device):
-        self.record_on(_streams[0])
-
     def record_on(self, stream):
         self._done = threading.Event()
         stream.mark(self._done)
@@ -179,6 +188,10 @@ class Event:
 
     def wait(self):
         counts["blocked"] += not self._done.is_set()
+        self._done.wait()
+
+    def order(self, device):
+        """Later work of the current stream runs at once, so the copy must end now."""
         self._done.wait()
 
 
