@@ -179,7 +179,7 @@ static int send_init(struct zerod *c, uint32_t param)
         struct reply reply;
         int r;
 
-        r = c->memory->put(c, c->ring.base, (const uint8_t *)c->inits[param] + start * size, n * size);
+        r = c->memory->gradients->put(c, c->ring.base, (const uint8_t *)c->inits[param] + start * size, n * size);
         if (r == 0)
             r = c->memory->wait(c);
         if (r != 0)
@@ -277,7 +277,7 @@ int zerod_form(struct zerod *c)
         return r;
     c->formed = true;
     free(steal_ptr(c->inits));
-    r = c->memory->refresh(c);
+    r = c->memory->weights->refresh(c);
     if (r != 0)
         return r;
     return c->resumed ? ZEROD_RESUMED : 0;

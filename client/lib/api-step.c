@@ -146,7 +146,7 @@ int zerod_step(struct zerod *c, const struct zerod_step_args *args, struct zerod
             .lr = reply.step_done.lr,
             .n_missing = reply.step_done.n_missing,
         };
-    return c->call.owes ? 0 : c->memory->refresh(c);
+    return c->call.owes ? 0 : c->memory->weights->refresh(c);
 }
 
 int zerod_grad_norm(struct zerod *c, double *norm)

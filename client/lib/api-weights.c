@@ -49,7 +49,7 @@ const void *zerod_weight(struct zerod *c, unsigned param)
         call_fail(&c->call, -EINVAL, "zerod_weight: no parameter %u", param);
         return NULL;
     }
-    return c->memory->weight(c, param);
+    return c->memory->weights->weight(c, param);
 }
 
 int zerod_memory(struct zerod *c, enum zerod_memory which, void **base, size_t *n_bytes)
@@ -71,7 +71,7 @@ int zerod_memory(struct zerod *c, enum zerod_memory which, void **base, size_t *
 /* Undoes one gather of the parameter. Hides it after the last one. Return: 0 or fatal. */
 static int release_one(struct zerod *c, uint32_t param)
 {
-    return --c->gathered[param] > 0 ? 0 : c->memory->hide(c, param);
+    return --c->gathered[param] > 0 ? 0 : c->memory->weights->hide(c, param);
 }
 
 static int check_ids(struct zerod *c, const char *call, const unsigned *params, size_t n_params)
@@ -95,7 +95,7 @@ static size_t part_of(size_t n_left)
 /* Return: as part_of(), but at most as many as memory has room for. */
 static size_t gathered_at_once(const struct zerod *c, const unsigned *params, size_t n_left)
 {
-    return c->memory->count_fitting(c, params, part_of(n_left));
+    return c->memory->weights->count_fitting(c, params, part_of(n_left));
 }
 
 static int send_release(struct zerod *c, const unsigned *params, size_t n_params)
@@ -127,12 +127,12 @@ static int ask_for(struct zerod *c, const unsigned *params, size_t n, const uint
     if (r != 0)
         return r;
     *offsets = reply.done.n_pool_offsets == n ? reply.done.pool_offsets : NULL;
-    return c->memory->check_gathered(c, params, n, &reply.done);
+    return c->memory->weights->check_gathered(c, params, n, &reply.done);
 }
 
 static int show_one(struct zerod *c, uint32_t param, const uint64_t *offsets, size_t i)
 {
-    return c->memory->show(c, param, offsets ? offsets[i] : 0);
+    return c->memory->weights->show(c, param, offsets ? offsets[i] : 0);
 }
 
 /*
@@ -154,7 +154,7 @@ static int undo_gather(struct zerod *c, const unsigned *params, size_t n_shown, 
 
 /*
  * Shows the parameters of one request, and counts the gathers. On failure *n_shown is the number of counted ones.
- * Return: as memory_ops.show().
+ * Return: as weight_ops.show().
  */
 static int show_all(struct zerod *c, const unsigned *params, size_t n, const uint64_t *offsets, size_t *n_shown)
 {
@@ -170,7 +170,7 @@ static int show_all(struct zerod *c, const unsigned *params, size_t n, const uin
         c->gathered[param]++;
     }
     /* Finishes after a failure too, because the daemon reuses the pool after the next message. */
-    finished = c->memory->finish(c);
+    finished = c->memory->weights->finish(c);
     return finished == 0 ? r : finished;
 }
 
@@ -236,7 +236,7 @@ static int gather_again(struct zerod *c, const unsigned *params, size_t n)
     for (size_t i = 0; r == 0 && i < n; i++)
         r = show_one(c, params[i], offsets, i);
     if (r == 0)
-        r = c->memory->finish(c);
+        r = c->memory->weights->finish(c);
     return r == 0 ? send_release(c, params, n) : r;
 }
 

@@ -16,7 +16,7 @@ void window_close(struct zerod *c)
     if (!c->window_base)
         return;
     c->window_base = NULL;
-    c->memory->close_window(c);
+    c->memory->weights->close_window(c);
 }
 
 int zerod_write_begin(struct zerod *c)
@@ -44,7 +44,7 @@ int zerod_write_begin(struct zerod *c)
     if (r < 0)
         return call_fatal(&c->call, r, "zerod's write window is smaller than %llu bytes, or can be cut",
                           (unsigned long long)weights_bytes(c));
-    return c->memory->open_window(c, fd);
+    return c->memory->weights->open_window(c, fd);
 }
 
 static int ask_for_window_end(struct zerod *c, bool forget)
@@ -63,7 +63,7 @@ static int ask_for_window_end(struct zerod *c, bool forget)
         return r;
     c->position = reply.done.position;
     window_close(c);
-    return forget ? 0 : c->memory->refresh(c);
+    return forget ? 0 : c->memory->weights->refresh(c);
 }
 
 int zerod_write_end(struct zerod *c)

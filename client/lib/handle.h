@@ -3,7 +3,7 @@
 
 /*
  * The handle: the state of one rank in libzerod. These are the files of client/lib. Each calls only files above it in
- * the list, except through the table memory_ops:
+ * the list, except through the tables of memory/memory.h:
  *
  *   error.c, recorded.c           the last error; requests that the next daemon may need
  *   call.c                        a request and its answer
@@ -15,8 +15,8 @@
  *   api-weights.c                 weights as the caller sees them; gather and release
  *   written.c, write-fault.c      writes to published weights (E1106); the handler of SIGSEGV (E1106, E1110)
  *   push.c, api-window.c          gradients of a micro-batch; write windows
- *   memory/host-memory.c          memory_ops for host memory
- *   memory/cuda-memory.c          memory_ops for memory of GPUs
+ *   memory/host-memory.c          the tables for host memory
+ *   memory/cuda-memory.c          the tables for memory of GPUs
  *   api-step.c, api-form.c        steps and their abort; declaring and forming
  *   reconnect.c                   Hello; reconnecting after a new daemon has taken over
  *   api-status.c                  the daemon's status, over a second connection

@@ -29,7 +29,7 @@ int overlap_settle(struct zerod *c)
         return r;
     c->position = reply.step_done.position;
     c->call.loss_scale = reply.step_done.loss_scale;
-    return c->memory->refresh(c);
+    return c->memory->weights->refresh(c);
 }
 
 static bool is_there(const struct zerod *c, uint32_t param)
@@ -80,7 +80,7 @@ int zerod_wait(struct zerod *c, const unsigned *params, size_t n_params)
             r = call_fail(&c->call, -EINVAL, "zerod_wait: no parameter %u", params[i]);
     if (r != 0 || !c->call.owes)
         return r;
-    return params ? c->memory->await(c, params, n_params) : overlap_settle(c);
+    return params ? c->memory->weights->await(c, params, n_params) : overlap_settle(c);
 }
 
 int zerod_is_written(const struct zerod *c, unsigned param)

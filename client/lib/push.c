@@ -34,7 +34,7 @@ int push_init(struct zerod *c, uint32_t n_tickets)
 void push_deinit(struct zerod *c)
 {
     for (uint32_t i = 0; c->places && i < c->layout->n_params; i++)
-        c->memory->release(c, c->places[i]);
+        c->memory->gradients->release(c, c->places[i]);
     free(steal_ptr(c->places));
     free(steal_ptr(c->n_pushed));
     free(steal_ptr(c->slotted));
@@ -108,7 +108,7 @@ static bool is_refused_duplicate(const struct zerod *c, uint32_t param)
 static void *get_place(struct zerod *c, uint32_t param)
 {
     if (!c->places[param])
-        c->places[param] = c->memory->alloc(c, param);
+        c->places[param] = c->memory->gradients->alloc(c, param);
     if (c->places[param])
         c->slotted[param] = true;
     return c->places[param];
@@ -127,7 +127,7 @@ void *zerod_slot(struct zerod *c, unsigned param)
         return NULL;
     }
     if (is_refused_duplicate(c, param))
-        return c->memory->scratch(c, param);
+        return c->memory->gradients->scratch(c, param);
     p = &c->layout->params[param];
     if (p->n_parts > 1)
         return get_place(c, param);
@@ -176,7 +176,7 @@ static bool is_record_only(const struct zerod *c, const struct zerod_push *push)
 
 static void add_sum(struct zerod *c, const struct zerod_push *push, struct request_push *request)
 {
-    const void *data = c->memory->read_duplicate(c, push->param, push->data);
+    const void *data = c->memory->gradients->read_duplicate(c, push->param, push->data);
     const struct layout_param *p = &c->layout->params[push->param];
 
     for (uint32_t i = 0; data && i < p->n_parts; i++) {
@@ -220,9 +220,9 @@ static int place_part(struct zerod *c, uint32_t param, uint32_t i, const void *f
     request->overflow = slot->overflow;
     request->pass = slot->pass;
     if (from)
-        r = c->memory->put(c, slot_data(c, ticket, param), from, n_bytes);
+        r = c->memory->gradients->put(c, slot_data(c, ticket, param), from, n_bytes);
     if (r == 0)
-        r = c->memory->mark(c, request);
+        r = c->memory->gradients->mark(c, request);
     (void)failpoint("copy");
     slot->pushed = r == 0;
     return r;
@@ -318,7 +318,7 @@ int zerod_end_backward(struct zerod *c, const void *blob, size_t len)
      * must not be.
      */
     if (r == 0)
-        r = c->memory->wait_for_pushes(c);
+        r = c->memory->gradients->wait_for_pushes(c);
     if (r != 0)
         return r;
     return end_call(c, &(struct request){

@@ -352,21 +352,18 @@ static int cuda_memory_await(struct zerod *c, const unsigned *params, size_t n_p
     return overlap_settle(c);
 }
 
-static const struct memory_ops cuda_memory = {
-    .check_gpu = cuda_memory_check_gpu,
-    .map = cuda_memory_map,
-    .why = cuda_memory_why,
-    .check = cuda_memory_check,
-    .wait = cuda_memory_wait,
-    .wait_for_pushes = cuda_memory_wait_for_pushes,
+static const struct gradient_ops gradient_ops = {
     .put = cuda_memory_put,
     .mark = cuda_memory_mark,
     .alloc = cuda_memory_alloc,
     .release = cuda_memory_release,
     .scratch = cuda_memory_scratch,
     .read_duplicate = cuda_memory_read_duplicate,
+    .wait_for_pushes = cuda_memory_wait_for_pushes,
+};
+
+static const struct weight_ops weight_ops = {
     .weight = cuda_memory_weight,
-    .share = cuda_memory_share,
     .refresh = weights_gather_anew,
     .await = cuda_memory_await,
     .count_fitting = cuda_memory_count_fitting,
@@ -376,6 +373,17 @@ static const struct memory_ops cuda_memory = {
     .hide = cuda_memory_hide,
     .open_window = cuda_memory_open_window,
     .close_window = cuda_memory_close_window,
+};
+
+static const struct memory_ops cuda_memory = {
+    .gradients = &gradient_ops,
+    .weights = &weight_ops,
+    .check_gpu = cuda_memory_check_gpu,
+    .map = cuda_memory_map,
+    .why = cuda_memory_why,
+    .check = cuda_memory_check,
+    .wait = cuda_memory_wait,
+    .share = cuda_memory_share,
     .stop = cuda_memory_stop,
     .deinit = cuda_memory_deinit,
 };

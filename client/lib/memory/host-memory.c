@@ -285,21 +285,18 @@ static void host_memory_deinit(struct zerod *c)
     mapping_deinit(&c->ring);
 }
 
-const struct memory_ops host_memory = {
-    .check_gpu = host_memory_check_gpu,
-    .map = host_memory_map,
-    .why = host_memory_why,
-    .check = host_memory_check,
-    .wait = host_memory_wait_for_nothing,
-    .wait_for_pushes = host_memory_wait_for_nothing,
+static const struct gradient_ops gradient_ops = {
     .put = host_memory_put,
     .mark = host_memory_mark,
     .alloc = host_memory_alloc,
     .release = host_memory_release,
     .scratch = host_memory_scratch,
     .read_duplicate = host_memory_read_duplicate,
+    .wait_for_pushes = host_memory_wait_for_nothing,
+};
+
+static const struct weight_ops weight_ops = {
     .weight = host_memory_weight,
-    .share = host_memory_share,
     .refresh = host_memory_refresh,
     .await = host_memory_await,
     .count_fitting = host_memory_count_fitting,
@@ -309,6 +306,17 @@ const struct memory_ops host_memory = {
     .hide = host_memory_hide,
     .open_window = host_memory_open_window,
     .close_window = host_memory_close_window,
+};
+
+const struct memory_ops host_memory = {
+    .gradients = &gradient_ops,
+    .weights = &weight_ops,
+    .check_gpu = host_memory_check_gpu,
+    .map = host_memory_map,
+    .why = host_memory_why,
+    .check = host_memory_check,
+    .wait = host_memory_wait_for_nothing,
+    .share = host_memory_share,
     .stop = host_memory_stop,
     .deinit = host_memory_deinit,
 };

@@ -18,26 +18,8 @@ struct reply_formed;
 struct request_push;
 struct wire_segment;
 
-struct memory_ops {
-    /* ---- forming ---- */
-
-    /* Checks, before anything is mapped, that this process can use the daemon's memory. */
-    int (*check_gpu)(struct zerod *c, const struct reply_formed *formed);
-
-    /* Maps ring, weights or pool. Takes over fd, also on failure. Return: 0, or a negative errno for why(). */
-    int (*map)(struct zerod *c, const struct wire_segment *segment, int fd);
-    const char *(*why)(const struct zerod *c, int r);
-
-    /* Checks, after all segments, that nothing is missing. */
-    int (*check)(struct zerod *c, const struct reply_formed *formed);
-
-    /* ---- the caller's stream ---- */
-
-    int (*wait)(struct zerod *c);            /* until all present work of the stream is done */
-    int (*wait_for_pushes)(struct zerod *c); /* until the copies of all pushes are done */
-
-    /* ---- gradients ---- */
-
+/* Gradients on their way to the daemon. */
+struct gradient_ops {
     int (*put)(struct zerod *c, uint8_t *to, const void *from, size_t n_bytes); /* copies on the stream */
 
     /* Sets push->point to the point that the GPU must reach before the daemon reads the slot. */
@@ -59,12 +41,12 @@ struct memory_ops {
      */
     const void *(*read_duplicate)(struct zerod *c, uint32_t param, const void *data);
 
-    /* ---- weights ---- */
+    int (*wait_for_pushes)(struct zerod *c); /* until the copies of all pushes are done */
+};
 
+/* Weights, of which in stage 3 only those that are gathered are readable, and write windows. */
+struct weight_ops {
     const uint8_t *(*weight)(const struct zerod *c, uint32_t param); /* where the caller reads it */
-
-    /* Sets *base and *n_bytes to the memory of zerod_memory(), if there is such memory. */
-    void (*share)(const struct zerod *c, enum zerod_memory which, void **base, size_t *n_bytes);
 
     /* Updates copies of weights after a step or a window. */
     int (*refresh)(struct zerod *c);
@@ -90,13 +72,30 @@ struct memory_ops {
     int (*finish)(struct zerod *c);
     int (*hide)(struct zerod *c, uint32_t param);
 
-    /* ---- write window ---- */
-
     /* Maps the window and sets c->window_base. fd: the daemon's memory, not consumed; -1 if the daemon sent none. */
     int (*open_window)(struct zerod *c, int fd);
     void (*close_window)(struct zerod *c); /* called after c->window_base is set to NULL */
+};
 
-    /* ---- end ---- */
+/* Shared memory itself. */
+struct memory_ops {
+    const struct gradient_ops *gradients;
+    const struct weight_ops *weights;
+
+    /* Checks, before anything is mapped, that this process can use the daemon's memory. */
+    int (*check_gpu)(struct zerod *c, const struct reply_formed *formed);
+
+    /* Maps ring, weights or pool. Takes over fd, also on failure. Return: 0, or a negative errno for why(). */
+    int (*map)(struct zerod *c, const struct wire_segment *segment, int fd);
+    const char *(*why)(const struct zerod *c, int r);
+
+    /* Checks, after all segments, that nothing is missing. */
+    int (*check)(struct zerod *c, const struct reply_formed *formed);
+
+    /* Sets *base and *n_bytes to the memory of zerod_memory(), if there is such memory. */
+    void (*share)(const struct zerod *c, enum zerod_memory which, void **base, size_t *n_bytes);
+
+    int (*wait)(struct zerod *c); /* until all present work of the caller's stream is done */
 
     void (*stop)(struct zerod *c);   /* waits for the stream before memory is freed; a forked child drops GPU memory */
     void (*deinit)(struct zerod *c); /* frees ring, weights, pool, window, and memory of the implementation */
