@@ -336,6 +336,11 @@ def row(name, zerod, peer, peer_name, unit, goal, ratio=None):
             "ratio": round(ratio, 3), "goal": goal, "holds": goal is None or ratio >= goal}
 
 
+def not_run(name, peer_name, unit, goal, why):
+    """Makes a row that could not be measured. It has no ratio, and does not hold."""
+    return {"name": name, "peer_name": peer_name, "unit": unit, "goal": goal, "not_run": why, "holds": False}
+
+
 def allowance(name, unit, planned, held, difference, allowed):
     """Makes a row for how far a figure is from the planned one. It has no ratio, because no peer has this figure."""
     return {"name": name, "unit": unit, "plan": round(planned, 4), "held": round(held, 4),

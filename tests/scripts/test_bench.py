@@ -215,6 +215,21 @@ x  y
 """
 
 
+def test_rows_that_were_not_run(monkeypatch, capsys):
+    """They say why, and the exit status is not that of goals that hold."""
+    lacking = harness.not_run("e", "f", "ms", 1.0, "no module f")
+
+    def it(quick):
+        """It."""
+        return [ROWS[0], lacking], {}
+
+    monkeypatch.setattr(main, "find_benchmarks", lambda on_gpu: {"it": it})
+    monkeypatch.setattr(sys, "argv", ["bench"])
+    assert main.main() == main.NOT_RUN
+    assert capsys.readouterr().out.splitlines()[2:6] == [
+        "e          -      -      ms    f        -      1.00  not run", "", "not run      why", "e, beside f  no module f"]
+
+
 def test_tables_of_the_page(small):
     page = "<!-- it: written by x -->\n<!-- end of it -->\n"
     text = main.write_section(page, "it", ROWS[2:], {"more": [["x"], ["1"]]})
