@@ -28,7 +28,7 @@ def find_benchmarks(on_gpu):
         import gpu
         import offload
 
-        found = [gpu.gpu_kernels, gpu.gpu_facts, offload.gpu_offload]
+        found = [gpu.gpu_kernels, gpu.gpu_facts, offload.gpu_offload, offload.gpu_peers, offload.gpu_device]
     else:
         import checkpoints
         import growth

@@ -4,6 +4,7 @@ The benchmarks of scripts/bench --gpu measure what they claim, and detect what t
 PyTorch on the CPU. The figures have no meaning.
 """
 
+import importlib.util
 import json
 import math
 import os
@@ -69,16 +70,86 @@ def test_kernels(setup):
                                            "adamw-8bit", "copy-8bit-24", "adamw-8bit-24", *CHAINS]
 
 
-@pytest.mark.full
-def test_offload(setup, build, monkeypatch):
-    """Offload is measured with a real daemon in host memory, without DeepSpeed."""
-    pytest.importorskip("torch")
+@pytest.fixture
+def tiny(build, monkeypatch):
+    """The benchmarks with a model use the programs of this build, and stand-ins instead of torch.cuda."""
+    for module in ("torch", "transformers"):
+        pytest.importorskip(module)
     monkeypatch.setattr(harness, "BUILD", build.folder)
-    rows, details = offload.gpu_offload(True, gpu.StandIns)
-    [(title, (_, *table))] = details.items()
-    assert [row["peer_name"] for row in rows] == [offload.TORCH] and rows[0]["goal"] is None
-    assert title == "medians, 0.0 M parameters" and [name for name, *_ in table] == [offload.TORCH, offload.MASTERS, offload.HOST]
-    assert all(float(ms) > 0 for _, ms, _ in table) and float(table[0][2]) == 0
+    return offload.Tiny
+
+
+def test_sides_train_the_same(tiny):
+    """torch, a daemon in host memory and one on a GPU reach the same loss and norm, at each size."""
+    names = (offload.HOST, offload.ON_GPU, offload.MASTERS)
+    with offload.Sides(tiny) as sides:
+        sides.start(*names)
+        answers = sides.measure(1)
+        assert all(figure > 0 for figure in sides.updates(offload.HOST))
+    assert sides.why == {} and list(answers) == [(name, size) for size in tiny.sizes for name in names]
+    for size in tiny.sizes:
+        ours, device, torch = (answers[name, size][0] for name in names)
+        assert len(ours["ms"]) == offload.N_MEASURED and min(ours["ms"]) > 0
+        assert ours["steps"] == torch["steps"] and ours["norm"] < 1
+        for side in (ours, device):
+            assert side["loss"] == pytest.approx(torch["loss"], rel=1e-3) and side["norm"] == pytest.approx(torch["norm"], rel=0.01)
+
+
+def check_rows(rows, n, lacking=()):
+    """Each row has a goal, and figures or a reason."""
+    assert len(rows) == n
+    for row in rows:
+        assert row["goal"] > 0 and row["name"].startswith("gpu: all ")
+        assert row["not_run"] and not row["holds"] if "not_run" in row else row["ratio"] > 0
+    reasons = {row["not_run"] for row in rows if "not_run" in row}
+    assert len(reasons) == len(lacking) and all(any(name in reason for reason in reasons) for name in lacking), reasons
+
+
+@pytest.mark.full
+def test_offload(tiny):
+    rows, details = offload.gpu_offload(True, tiny)
+    check_rows(rows, 9)
+    table, updates = details.values()
+    assert len(table) == 1 + 3 * 3 * 2 and [name for name, *_ in updates[1:]] == [offload.HOST, offload.NARROW, offload.PLAIN]
+
+
+@pytest.mark.full
+def test_peers(tiny):
+    """Peers that are not installed, or have no GPU, have rows that were not run."""
+    lacking = [module for module in ("deepspeed", "torchao") if importlib.util.find_spec(module) is None]
+    if lacking != ["deepspeed", "torchao"]:
+        pytest.skip("a peer is installed, and DeepSpeed would compile its kernels")
+    rows, details = offload.gpu_peers(True, tiny)
+    assert [row["peer_name"] for row in rows] == [offload.MASTERS] + [offload.ZERO_2] * 3 + [offload.ZERO_3] * 3 + [offload.TORCHAO] * 3
+    assert "not_run" not in rows[0]
+    check_rows(rows, 10, [offload.ZERO_2, offload.ZERO_3, offload.TORCHAO])
+    assert f"No module named '{lacking[0]}'" in rows[1]["not_run"]
+    [(_, *table)] = details.values()
+    assert {name for _, name, *_ in table} == {offload.HOST, offload.MASTERS}
+
+
+def test_no_room(tiny, monkeypatch):
+    monkeypatch.setattr(offload, "available_bytes", lambda: 20 << 30)
+    with offload.Sides(offload.Llama) as sides:
+        sides.start(offload.ZERO_2)
+        ours = {(offload.HOST, size): 1.0 for size in sides.llama.sizes}
+        rows = offload.compare(sides, ours, offload.HOST, offload.ZERO_2, (2.0, None, 1.0))
+    assert [row["name"] for row in rows] == [f"gpu: all in host memory, {size} tokens" for size in ("4 x 1024", "16 x 2048")]
+    needs = "no room: it needs 26 GiB of host memory, and 20 GiB are available"
+    assert {row["not_run"] for row in rows} == {f"{offload.ZERO_2}: {needs}"} and not any(row["holds"] for row in rows)
+
+
+def test_side_that_ends(tiny):
+    """It has no figures, and the others go on."""
+    with offload.Sides(tiny) as sides:
+        sides.start(offload.ALONE)
+        trainer = sides.running[offload.ALONE]
+        sides.llama = type("Wrong", (tiny,), {"sizes": (tiny.sizes[0], (1, -1))})
+        answers = sides.measure(1)
+        rows = offload.compare(sides, {}, offload.HOST, offload.BOUND, (1.0, 1.0))
+    assert {row["not_run"] for row in rows} == {f"{offload.ALONE}: {sides.why[offload.ALONE]}"}
+    assert list(answers) == [(offload.ALONE, tiny.sizes[0])] and trainer.popen.returncode is not None
+    assert sides.why[offload.ALONE].startswith("llama_rank.py: ended early: RuntimeError: ") and not sides.running
 
 
 def adamw(p, exp_avg, exp_avg_sq, grad, steps):
