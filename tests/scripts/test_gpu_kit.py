@@ -75,6 +75,15 @@ def test_figures():
         assert judge(1, output[:-40]).outcome == "failed"
 
 
+def test_rows_that_were_not_run():
+    """They do not count as figures. Without figures the step was not run."""
+    lacking = {"name": "gpu: a step", "goal": 1.0, "holds": False, "not_run": "no module deepspeed"}
+    judge = lambda *rows: gpu_run.judge_figures(77, "gpu-peers: steps\n" + json.dumps(rows, indent=2))
+    assert vars(judge(ROW | {"holds": True}, lacking, lacking)) == {
+        "outcome": "passed", "detail": "1 figures; 2 not run: no module deepspeed", "seconds": 0.0}  # fmt: skip
+    assert (judge(lacking).outcome, judge(lacking).detail) == ("not run", "no module deepspeed")
+
+
 def run_step(tmp_path, *command, seconds=60.0, check=lambda: None):
     step = gpu_run.Step(1, "step", list(command), check, gpu_run.judge_tests)
     return gpu_run.run_step(step, SimpleNamespace(environment=dict(os.environ)), tmp_path / "log", seconds)
@@ -114,11 +123,11 @@ def test_without_a_gpu(kit, tmp_path):
     began = time.monotonic()
     result = kit()
     assert result.returncode == NOT_RUN, result.stdout + result.stderr
-    assert "\n0 passed, 0 failed, 11 not run; logs: " in result.stdout
-    assert result.stdout.count("there is no GPU driver: libcuda.so.1 is not found") == 11
+    assert "\n0 passed, 0 failed, 13 not run; logs: " in result.stdout
+    assert result.stdout.count("there is no GPU driver: libcuda.so.1 is not found") == 13
     first, *steps = map(json.loads, (tmp_path / "out/results.jsonl").read_text().splitlines())
     assert first["commit"] == "abc" and first["machine"]["gpu"] is None
-    assert [step["stage"] for step in steps] == [1, 1, 1, 1, 1, 1, 2, 2, 3, 4, 4]
+    assert [step["stage"] for step in steps] == [1, 1, 1, 1, 1, 1, 2, 2, 3, 4, 4, 4, 4]
     assert {step["outcome"] for step in steps} == {"not run"}
     assert time.monotonic() - began < 20
     assert "\n0 passed, 0 failed, 2 not run; logs: " in kit("2").stdout
@@ -132,7 +141,7 @@ def test_stage_that_does_not_exist(kit):
 
 def test_step_that_does_not_exist(kit):
     result = kit("--step", "kill")
-    assert result.returncode == 2 and "gpu-run: there is no step kill, but engine, engine-failures, facts, " in result.stderr
+    assert result.returncode == 2 and "gpu-run: there is no step kill, but device, engine, engine-failures, " in result.stderr
 
 
 def test_step_of_another_stage(kit):
@@ -167,6 +176,6 @@ def test_kit(tmp_path):
     inside = lambda more: subprocess.run([shutil.which("unshare"), "-rn", "sh", "-c", line + more], capture_output=True, text=True,
                                          env={"PATH": str(tools), "HOME": str(home)}, cwd=home)  # fmt: skip
     result = inside("--stand-ins")
-    assert result.returncode == 0 and "\n9 passed, 0 failed, 0 not run; logs: " in result.stdout, result.stdout + result.stderr
+    assert result.returncode == 0 and "\n11 passed, 0 failed, 0 not run; logs: " in result.stdout, result.stdout + result.stderr
     if shutil.which("nvidia-smi") is None:
         assert inside("").returncode == NOT_RUN
