@@ -129,11 +129,11 @@ static void show_early(FILE *file, struct json_object *o)
     if (!get(early, "ratio") && !get(early, "why"))
         return;
     if (get(early, "ratio"))
-        fprintf(file, "early     %.0f %% (%s of %s elements) of the last update before the decision",
+        fprintf(file, "early     %.0f %% of the last step's update was made in the backward (%s of %s elements)",
                 100 * get_double(early, "ratio"), print_count(done, get_u64(early, "early_elems")),
                 print_count(all, get_u64(early, "elems")));
     else
-        fputs("early     no update before the decision", file);
+        fputs("early     no update is made in the backward", file);
     if (get_u64(counters, "n_early_updates") > 0 || get_u64(counters, "n_early_updates_dropped") > 0)
         fprintf(file, "; %" PRIu64 " chunks accepted, %" PRIu64 " dropped", get_u64(counters, "n_early_updates"),
                 get_u64(counters, "n_early_updates_dropped"));

@@ -212,6 +212,9 @@ static void find_passing(const struct job *job, struct speculate_obstacle *found
     if (its->n_micro == 0) {
         *found = (struct speculate_obstacle){"micro-batches",
                                              "the number of micro-batches is known after the next step"};
+    } else if (its->n_micro_expected == 0 && its->n_elems_last > 0) {
+        *found = (struct speculate_obstacle){"micro-batches",
+                                             "the number of micro-batches was not known before the last step"};
     } else if (job->ledger.step < its->pauses_until) {
         found->word = "paused";
         snprintf(found->text, sizeof(found->text),
@@ -249,6 +252,9 @@ static void find_partial(const struct job *job, struct speculate_obstacle *found
         snprintf(found->text, sizeof(found->text),
                  "Muon updates matrices after the decision: %" PRIu64 " of %" PRIu64 " elements", n_muon,
                  job->layout->trainable_elems);
+    } else if (job->speculation.n_elems_early < job->speculation.n_elems_last) {
+        *found = (struct speculate_obstacle){"workers",
+                                             "the workers had no time for the rest before the step was decided"};
     }
 }
 

@@ -108,7 +108,8 @@ def test_how_much_was_early(zerod):
     ranks = trainers(daemon)
     steps(ranks)
     found = daemon.status()["early_updates"]  # no number of micro-batches was known before the first step
-    assert (found["early_elems"], found["ratio"]) == (0, 0) and why(daemon) == (None, None)
+    assert (found["early_elems"], found["ratio"]) == (0, 0)
+    assert why(daemon) == ("micro-batches", "the number of micro-batches was not known before the last step")
 
     def is_wholly_early():
         for word in ("begin", "pushes", "end"):
@@ -121,9 +122,21 @@ def test_how_much_was_early(zerod):
     status = daemon.status()
     assert status["early_updates"] == {"early_elems": status["trainable_elems"], "elems": status["trainable_elems"],
                                        "ratio": 1, "prevented_by": None, "why": None}
-    assert re.search(r"^early +100 % \(.* of .* elements\) of the last update before the decision; \d+ chunks accepted, 0 dropped$",
+    assert re.search(r"^early +100 % of the last step's update was made in the backward \(.* of .* elements\); \d+ chunks accepted, 0 dropped$",
                      daemon.ctl("status").stdout, re.MULTILINE)
     assert re.search(r'^zerod_early_update_ratio\{.*\} 1$', daemon.ctl("metrics").stdout, re.MULTILINE)
+
+
+WORKERS = ("workers", "the workers had no time for the rest before the step was decided")
+
+
+def test_why_not_all(zerod):
+    """Each early update takes 20 ms, and the step is decided at once."""
+    daemon = zerod(merge(ON, {"world": {"size": 1}}), env={"ZEROD_FAILPOINT": "speculate:sleep:20@*"})
+    ranks = trainers(daemon)
+    steps(ranks, 3)
+    assert why(daemon) == WORKERS
+    assert daemon.status()["early_updates"]["ratio"] < 1
 
 
 @pytest.mark.parametrize("zero, word, text", [
@@ -168,11 +181,11 @@ def test_why_not_yet_and_other_micro_batches(zerod):
     ranks = trainers(daemon)
     assert why(daemon) == ("micro-batches", "the number of micro-batches is known after the next step")
     steps(ranks, 3)
-    assert why(daemon) == (None, None)
+    assert why(daemon) in ((None, None), WORKERS)
     steps(ranks, 1, "micro=2")
     assert why(daemon) == ("micro-batches", "the last step had 2 micro-batches, and 1 were expected")
     steps(ranks, 1, "micro=2")
-    assert why(daemon)[0] in (None, "dropped")  # those of the step before, if this one was decided very early
+    assert why(daemon)[0] in (None, "dropped", "workers")  # those of the step before, if this one was decided very early
 
 
 def test_why_paused(zerod):

@@ -237,7 +237,7 @@ def test_status(path):
         "values    grad norm 0.1, loss scale 65536, lr 0.001",
         "time      waiting for ranks 10 ns (0 %), reduce 20 ns (0 %), update 30 ns (0 %) of the last step",
         "overlap   75 % (3 B of 4 B) reduced before the last rank ended its backward",
-        "early     75 % (1.50 k of 2.00 k elements) of the last update before the decision; 12 chunks accepted, 5 dropped; "
+        "early     75 % of the last step's update was made in the backward (1.50 k of 2.00 k elements); 12 chunks accepted, 5 dropped; "
         "memory is short: 2 of 3 buckets have spare places",
         "memory    26.0 MiB of at most 64.0 GiB: gradient 1.00 MiB, overflow 3.00 MiB, staging 4.00 MiB, "
         "weights 5.00 MiB, pool 6.00 MiB, fixed 7.00 MiB",
@@ -275,7 +275,7 @@ def test_status_of_several_nodes(path):
     assert (result.returncode, result.stderr) == (0, "")
     lines = result.stdout.splitlines()
     assert lines[0] == "pretrain: training, stage 2, 1 of 2 ranks of this node attached, 4 ranks in all"
-    assert "early     no update before the decision; the job has several nodes" in lines
+    assert "early     no update is made in the backward; the job has several nodes" in lines
     at = next(i for i, line in enumerate(lines) if line.startswith("nodes "))
     assert lines[at:at + 8] == [
         "nodes     gloo engines of generation 3 connected: 3.00 MiB sent, 1.00 MiB received",

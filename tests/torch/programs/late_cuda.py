@@ -9,6 +9,7 @@ in CUDA. `problems` collects three kinds of errors: host memory was written befo
 while a copy read it, or a gradient changed before it was copied.
 """
 
+import atexit
 import contextlib
 import queue
 import random
@@ -68,6 +69,7 @@ def install():
     import zerod.placement
 
     _streams[:] = [_Stream()]
+    atexit.register(synchronize, None)  # a copy that ends while the interpreter does would abort the process
     zerod.placement._cuda = zerod.binding._cuda = sys.modules[__name__]
 
 
