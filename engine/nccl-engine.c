@@ -128,6 +128,22 @@ void engine_join_all(struct nccl_engine *engine, bool comm_later)
     }
 }
 
+void engine_join_aside(struct nccl_engine *engine, struct nccl_gpu *gpu, const void *bytes, uint64_t n_bytes)
+{
+    const struct device_order_copy *copy = engine->aside ? &engine->aside->command.copy : NULL;
+    uintptr_t at = (uintptr_t)bytes;
+
+    for (size_t i = 0; copy && i < copy->n_moves; i++) {
+        const struct device_move *move = &copy->moves[i];
+        uintptr_t from = (uintptr_t)(gpu->pieces[move->kind].at + move->offset_bytes);
+
+        if (&engine->gpus[move->local_rank] != gpu || from >= at + n_bytes || at >= from + move->n_bytes)
+            continue;
+        engine_check_cuda(engine, gpu, cudaStreamWaitEvent(gpu->main, gpu->aside_event, 0), "cudaStreamWaitEvent");
+        return;
+    }
+}
+
 int engine_poll(struct nccl_engine *engine)
 {
     for (unsigned i = 0; i < engine->n_gpus; i++) {

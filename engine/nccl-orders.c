@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 
-/* The queue of orders, which issues one order at a time, and the gather and copy orders. */
+/* The queue of orders, which issues one order at a time, the gather and copy orders, and copies beside the queue. */
 
 #include "engine/nccl.h"
 
@@ -227,10 +227,9 @@ static int gather_issue(struct nccl_engine *engine, struct nccl_order *order)
 
 /* ---- copy ------------------------------------------------------------------------------------------------ */
 
-static int copy_issue(struct nccl_engine *engine, struct nccl_order *order)
+/* Puts the moves on the GPUs' main streams, or on their streams for copies beside the queue. */
+static void put_moves(struct nccl_engine *engine, const struct device_order_copy *copy)
 {
-    const struct device_order_copy *copy = &order->command.copy;
-
     for (size_t i = 0; i < copy->n_moves; i++) {
         const struct device_move *move = &copy->moves[i];
         struct nccl_gpu *gpu = &engine->gpus[move->local_rank];
@@ -240,9 +239,15 @@ static int copy_issue(struct nccl_engine *engine, struct nccl_order *order)
         engine_use(engine, gpu);
         engine_check_cuda(engine, gpu,
                           cudaMemcpyAsync(move->write ? device : host, move->write ? host : device, move->n_bytes,
-                                          move->write ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost, gpu->main),
+                                          move->write ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost,
+                                          copy->aside ? gpu->aside : gpu->main),
                           "cudaMemcpyAsync");
     }
+}
+
+static int copy_issue(struct nccl_engine *engine, struct nccl_order *order)
+{
+    put_moves(engine, &order->command.copy);
     /* A later order may send the bytes that this order has written. */
     engine_join_all(engine, true);
     return 0;
@@ -290,6 +295,28 @@ static const struct {
     [DEVICE_COMMAND_FETCH] = {"a fetch of parameters", take_fetch, fetch_issue, NULL},
 };
 
+/* ---- the copy beside the queue --------------------------------------------------------------------------- */
+
+/* Begins a copy that waits for no other order: what it reads was written by orders that have ended. */
+static void begin_aside(struct nccl_engine *engine, struct nccl_order *order)
+{
+    const struct device_order_copy *copy = &order->command.copy;
+
+    if (engine->aside)
+        engine_fail(engine, "a copy aside while another one is under way");
+    for (size_t i = 0; i < copy->n_moves; i++)
+        if (copy->moves[i].write || copy->moves[i].point > 0)
+            engine_fail(engine, "move %zu of a copy aside writes to a device, or waits for a trainer", i);
+    put_moves(engine, copy);
+    for (unsigned i = 0; i < engine->n_gpus; i++) {
+        struct nccl_gpu *gpu = &engine->gpus[i];
+
+        engine_use(engine, gpu);
+        engine_check_cuda(engine, gpu, cudaEventRecord(gpu->aside_event, gpu->aside), "cudaEventRecord");
+    }
+    engine->aside = order;
+}
+
 void orders_add(struct nccl_engine *engine, const struct device_command *command)
 {
     struct nccl_order *order = calloc(1, sizeof(*order));
@@ -303,7 +330,11 @@ void orders_add(struct nccl_engine *engine, const struct device_command *command
         engine_fail(engine, "an order out of place");
     engine->tag = &order->tag;
     kinds[command->type].take(engine, order);
+    if (command->type == DEVICE_COMMAND_COPY && command->copy.aside)
+        begin_aside(engine, order);
     engine->tag = NULL;
+    if (engine->aside == order)
+        return;
     if (engine->last)
         engine->last->next = order;
     else
@@ -355,11 +386,12 @@ static bool issue_next(struct nccl_engine *engine)
     return engine->first != order;
 }
 
-/* Return: the first GPU that still works on the lane's order, or -1 if the order has ended on all GPUs. */
-static int find_busy(struct nccl_engine *engine, unsigned lane)
+/* Return: the first GPU that still works on the order, or -1 if the order has ended on all GPUs. */
+static int find_busy(struct nccl_engine *engine, const struct nccl_order *order)
 {
     for (unsigned i = 0; i < engine->n_gpus; i++) {
-        cudaError_t r = cudaEventQuery(engine->gpus[i].lanes[lane].done);
+        const struct nccl_gpu *gpu = &engine->gpus[i];
+        cudaError_t r = cudaEventQuery(order == engine->aside ? gpu->aside_event : gpu->lanes[order->lane].done);
 
         if (r == cudaErrorNotReady)
             return (int)i;
@@ -376,30 +408,40 @@ static void finish_order(struct nccl_engine *engine, struct nccl_order *order)
 
     if (kinds[order->command.type].finish)
         kinds[order->command.type].finish(engine, order);
-    undo_forget(engine, (unsigned)order->lane); /* before the report; repeating the order then changes nothing */
-    engine->in_flight[order->lane] = NULL;
-    engine->n_in_flight--;
+    if (order == engine->aside) {
+        engine->aside = NULL;
+    } else {
+        undo_forget(engine, (unsigned)order->lane); /* before the report; repeating the order then changes nothing */
+        engine->in_flight[order->lane] = NULL;
+        engine->n_in_flight--;
+    }
     free(order->array);
     free(order);
     engine_report(engine, &report, NULL, 0);
 }
 
+/* Ends the order if all GPUs have. order: all issued, or NULL. Return: true if the order was ended. */
+static bool end_if_done(struct nccl_engine *engine, struct nccl_order *order)
+{
+    bool ends;
+
+    if (!order)
+        return false;
+    engine->tag = &order->tag;
+    ends = find_busy(engine, order) < 0;
+    if (ends)
+        finish_order(engine, order);
+    engine->tag = NULL;
+    return ends;
+}
+
 bool orders_progress(struct nccl_engine *engine)
 {
-    bool moved = false;
+    bool moved = end_if_done(engine, engine->aside);
 
-    for (unsigned lane = 0; lane < DEVICE_LANES; lane++) {
-        struct nccl_order *order = engine->in_flight[lane];
-
-        if (!order || order == engine->first)
-            continue;
-        engine->tag = &order->tag;
-        if (find_busy(engine, lane) < 0) {
-            finish_order(engine, order);
-            moved = true;
-        }
-        engine->tag = NULL;
-    }
+    for (unsigned lane = 0; lane < DEVICE_LANES; lane++)
+        if (engine->in_flight[lane] != engine->first)
+            moved |= end_if_done(engine, engine->in_flight[lane]);
     if (engine->groups && engine->n_in_flight > 0)
         (void)collect_poll(engine);
     while (issue_next(engine))
@@ -422,21 +464,25 @@ static void restart_clocks(struct nccl_engine *engine)
         order->clock_ns = engine_now_ns();
 }
 
+/* Fails the engine if an order that has begun is late. order: may be NULL. */
+static void check_deadline(struct nccl_engine *engine, const struct nccl_order *order)
+{
+    if (!order || !is_late(order))
+        return;
+    engine->tag = &order->tag;
+    if (order == engine->first)
+        engine_fail(engine, "%s took more than %" PRIu32 " ms: NCCL has not taken it", kinds[order->command.type].name,
+                    order->timeout_ms);
+    engine_fail(engine, "%s took more than %" PRIu32 " ms: GPU %d is at it", kinds[order->command.type].name,
+                order->timeout_ms, find_busy(engine, order));
+}
+
 void orders_check_deadlines(struct nccl_engine *engine)
 {
     restart_clocks(engine);
-    for (unsigned lane = 0; lane < DEVICE_LANES; lane++) {
-        struct nccl_order *order = engine->in_flight[lane];
-
-        if (!order || !is_late(order))
-            continue;
-        engine->tag = &order->tag;
-        if (order == engine->first)
-            engine_fail(engine, "%s took more than %" PRIu32 " ms: NCCL has not taken it",
-                        kinds[order->command.type].name, order->timeout_ms);
-        engine_fail(engine, "%s took more than %" PRIu32 " ms: GPU %d is at it", kinds[order->command.type].name,
-                    order->timeout_ms, find_busy(engine, lane));
-    }
+    check_deadline(engine, engine->aside);
+    for (unsigned lane = 0; lane < DEVICE_LANES; lane++)
+        check_deadline(engine, engine->in_flight[lane]);
     for (struct nccl_order *order = engine->first; order; order = order->next)
         if (is_late(order)) {
             engine->tag = &order->tag;

@@ -281,6 +281,7 @@ static void reduce_owned(const struct reduction *reduction, struct nccl_gpu *gpu
                                .op = reduction->order_reduce->op};
     struct list_maker maker;
     uint64_t begin, end;
+    float *acc;
     bool adds;
 
     if (reduction->gives_only)
@@ -289,11 +290,11 @@ static void reduce_owned(const struct reduction *reduction, struct nccl_gpu *gpu
     if (maker.list.n_ranges == 0)
         return;
     lists_upload(engine, gpu, lane);
-    if (adds) {
-        device_parcel_slice(&engine->plan, reduction->parcel_id, gpu->rank, &begin, &end);
-        undo_keep(engine, gpu, lane, &mark, nccl_acc(gpu, reduction->parcel->bucket, begin),
-                  (end - begin) * sizeof(float));
-    }
+    device_parcel_slice(&engine->plan, reduction->parcel_id, gpu->rank, &begin, &end);
+    acc = nccl_acc(gpu, reduction->parcel->bucket, begin);
+    engine_join_aside(engine, gpu, acc, (end - begin) * sizeof(float));
+    if (adds)
+        undo_keep(engine, gpu, lane, &mark, acc, (end - begin) * sizeof(float));
     launch(reduction, gpu, &maker);
 }
 

@@ -108,20 +108,20 @@ static void check_compute_mode(struct nccl_engine *engine, const struct nccl_gpu
 static void open_gpu(struct nccl_engine *engine, unsigned local)
 {
     struct nccl_gpu *gpu = &engine->gpus[local];
+    cudaStream_t *streams[] = {&gpu->main, &gpu->comm, &gpu->aside};
+    cudaEvent_t *events[] = {&gpu->main_event, &gpu->comm_event, &gpu->aside_event};
 
     gpu->device = (int)local;
     gpu->rank = engine->plan.head->first_local + local;
     check_compute_mode(engine, gpu);
     engine_use(engine, gpu);
     load_kernels(engine, gpu);
-    engine_check_cuda(engine, gpu, cudaStreamCreateWithFlags(&gpu->main, cudaStreamNonBlocking),
-                      "cudaStreamCreateWithFlags");
-    engine_check_cuda(engine, gpu, cudaStreamCreateWithFlags(&gpu->comm, cudaStreamNonBlocking),
-                      "cudaStreamCreateWithFlags");
-    engine_check_cuda(engine, gpu, cudaEventCreateWithFlags(&gpu->main_event, cudaEventDisableTiming),
-                      "cudaEventCreateWithFlags");
-    engine_check_cuda(engine, gpu, cudaEventCreateWithFlags(&gpu->comm_event, cudaEventDisableTiming),
-                      "cudaEventCreateWithFlags");
+    for (size_t i = 0; i < ARRAY_SIZE(streams); i++)
+        engine_check_cuda(engine, gpu, cudaStreamCreateWithFlags(streams[i], cudaStreamNonBlocking),
+                          "cudaStreamCreateWithFlags");
+    for (size_t i = 0; i < ARRAY_SIZE(events); i++)
+        engine_check_cuda(engine, gpu, cudaEventCreateWithFlags(events[i], cudaEventDisableTiming),
+                          "cudaEventCreateWithFlags");
 }
 
 static void open_gpus(struct nccl_engine *engine)
@@ -296,7 +296,7 @@ static __attribute__((noreturn)) void run_engine(struct nccl_engine *engine)
 
         check_deadlines(engine);
         idle = engine->phase == NCCL_AWAITS_SETUP ||
-               (engine->phase == NCCL_IS_READY && !engine->first && engine->n_in_flight == 0);
+               (engine->phase == NCCL_IS_READY && !engine->first && engine->n_in_flight == 0 && !engine->aside);
         (void)ppoll(&input, 1, idle ? NULL : &wait, NULL);
         while (take_command(engine))
             ;

@@ -88,8 +88,8 @@ struct nccl_lane {
 struct nccl_gpu {
     int device;
     unsigned rank; /* in the world */
-    cudaStream_t main, comm;
-    cudaEvent_t main_event, comm_event;
+    cudaStream_t main, comm, aside; /* aside: for a copy beside the queue */
+    cudaEvent_t main_event, comm_event, aside_event;
     ncclComm_t communicator;
     struct orthogonalizer orthogonalizer; /* for the main stream; only with Muon */
     bool has_memory;
@@ -160,6 +160,7 @@ struct nccl_engine {
     struct nccl_order *first, *last;            /* not issued yet */
     struct nccl_order *in_flight[DEVICE_LANES]; /* by lane; includes the order that is being issued */
     unsigned n_in_flight;
+    struct nccl_order *aside; /* the copy that is under way beside the queue, or NULL */
     const uint64_t *tag; /* tag of the present order, for error reports */
     char versions[DEVICE_MAX_WHAT_BYTES];
 
@@ -196,6 +197,8 @@ void engine_count_collective(struct nccl_engine *engine, uint64_t collective);
 /* Makes the comm stream wait for the main stream (comm_later), or the main stream for the comm stream. */
 void engine_join(struct nccl_engine *engine, struct nccl_gpu *gpu, bool comm_later);
 void engine_join_all(struct nccl_engine *engine, bool comm_later);
+/* Makes the main stream wait for the copy beside the queue, if that reads any of these bytes of the GPU. */
+void engine_join_aside(struct nccl_engine *engine, struct nccl_gpu *gpu, const void *bytes, uint64_t n_bytes);
 
 /* nccl-sizes.c */
 

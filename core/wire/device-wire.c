@@ -156,6 +156,7 @@ static const struct wire_rule copy_rules[] = {
     U64(DeviceCopy, device_order_copy, tag, .max = DEVICE_MAX_TAG),
     U32(DeviceCopy, device_order_copy, timeout_ms),
     MESSAGES(DeviceCopy, device_order_copy, moves, n_moves, .table = &move_table, .max_count = DEVICE_MAX_MOVES),
+    BOOL(DeviceCopy, device_order_copy, aside),
 };
 
 static bool copy_check(const void *ours, struct wire_problem *problem)

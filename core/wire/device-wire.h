@@ -126,6 +126,7 @@ struct device_order_copy {
     uint32_t timeout_ms;
     const struct device_move *moves;
     size_t n_moves;
+    bool aside;
 };
 
 struct device_fetched {

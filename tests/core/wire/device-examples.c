@@ -38,7 +38,7 @@ const struct device_command device_example_commands[N_DEVICE_COMMAND_TYPES] = {
                                           .op = UINT64_C(6) << 40}},
     [DEVICE_COMMAND_UPDATE] = {.type = DEVICE_COMMAND_UPDATE, .update = {11, 30000, 77}},
     [DEVICE_COMMAND_GATHER] = {.type = DEVICE_COMMAND_GATHER, .gather = {12, 30000, 13, 5, 6}},
-    [DEVICE_COMMAND_COPY] = {.type = DEVICE_COMMAND_COPY, .copy = {13, 30000, moves, 2}},
+    [DEVICE_COMMAND_COPY] = {.type = DEVICE_COMMAND_COPY, .copy = {13, 30000, moves, 2, true}},
     [DEVICE_COMMAND_FETCH] = {.type = DEVICE_COMMAND_FETCH, .fetch = {14, 30000, 15, 1023, fetched, 2}},
     [DEVICE_COMMAND_RELEASE] = {.type = DEVICE_COMMAND_RELEASE, .release = {15, UINT64_C(7) << 40}},
 };

@@ -71,6 +71,7 @@ static void test_commands(void **state)
     assert_true(got.reduce.n_slots == 2 && got.reduce.slots[0].point == UINT64_C(200) << 40);
     assert_true(got.reduce.slots[1].offset_bytes == UINT64_C(1) << 33 && got.reduce.give_only);
     got = around(&device_example_commands[DEVICE_COMMAND_COPY]);
+    assert_true(got.copy.aside);
     assert_true(got.copy.n_moves == 2 && got.copy.moves[0].write && got.copy.moves[0].segment == 7);
     assert_true(got.copy.moves[1].n_bytes == UINT64_C(1) << 39 && got.copy.moves[1].segment_offset_bytes == 3);
     got = around(&device_example_commands[DEVICE_COMMAND_FETCH]);

@@ -450,15 +450,21 @@ static void host_init(struct gpus *gpus, unsigned n, struct host *host)
         assert_int_equal(device_share(node->device, SEGMENT_WEIGHTS, &host->state->weights), 0);
 }
 
-/* Orders copies of all ranks' slices of all buckets: gradients to the host, or weights from the host. */
-static void copy_slices(struct gpus *gpus, unsigned n, const struct host *host, bool weights, uint64_t tag)
+enum { ASIDE_ROUNDS = 4 };
+
+/*
+ * Orders copies of all ranks' slices of all buckets: gradients to the host, or weights from the host. A copy aside copies
+ * all slices several times, so that a reduction that does not wait for it is sure to change the last copies.
+ */
+static void copy_slices(struct gpus *gpus, unsigned n, const struct host *host, bool weights, bool aside, uint64_t tag)
 {
     struct gpus_node *node = &gpus->nodes[n];
     struct device_move moves[64];
-    struct device_order_copy copy = {.tag = tag, .timeout_ms = GPUS_PATIENCE_MS, .moves = moves};
+    struct device_order_copy copy = {.tag = tag, .timeout_ms = GPUS_PATIENCE_MS, .moves = moves, .aside = aside};
 
-    for (uint32_t b = 0; b < gpus->layout->n_buckets; b++)
+    for (uint32_t k = 0; k < gpus->layout->n_buckets * (aside ? ASIDE_ROUNDS : 1); k++)
         for (unsigned i = 0; i < gpus->options.n_local; i++) {
+            uint32_t b = k % gpus->layout->n_buckets;
             const struct layout_bucket *bucket = &gpus->layout->buckets[b];
             const struct device_places *places = &node->keep.places[i].buckets[b];
             uint64_t elem = places->start_elem;
@@ -492,7 +498,7 @@ static void copy_all_slices(struct gpus *gpus, const struct host *hosts, bool we
     uint64_t tag = ++gpus->last_tag;
 
     for (unsigned n = 0; n < gpus->options.n_nodes; n++)
-        copy_slices(gpus, n, &hosts[n], weights, tag);
+        copy_slices(gpus, n, &hosts[n], weights, false, tag);
     gpus_wait_done(gpus, tag);
 }
 
@@ -624,6 +630,77 @@ static void test_offload(void **state)
     check_offload((struct gpus_options){.n_nodes = 1, .n_local = MIN(2, machine_n_gpus()), .stage = 3}); /* 1 node */
     for (enum optimizer optimizer = 0; optimizer < OPTIMIZER_MUON; optimizer++)
         check_offload((struct gpus_options){.n_nodes = 1, .n_local = 2, .optimizer = optimizer});
+}
+
+/* Asserts that the host has the sums that the core on the CPU has. */
+static void check_copied(const struct gpus *gpus, const struct host *host)
+{
+    for (uint32_t c = 0; c < gpus->layout->n_chunks; c++) {
+        const struct layout_chunk *chunk = &gpus->layout->chunks[c];
+        const struct layout_param *param = &gpus->layout->params[chunk->param];
+        uint64_t elem = param->offset_elems + chunk->start_elem;
+
+        if (state_owns(host->state, chunk->rank) && gpus->step->begun[chunk->part])
+            assert_memory_equal(state_acc(host->state, param->bucket, elem), state_acc(gpus->state, param->bucket, elem),
+                                chunk->n_elems * sizeof(float));
+    }
+}
+
+/*
+ * Sums are copied aside while reductions wait for a trainer, and while reductions add to the same sums. The first copy
+ * overtakes the reductions. The second copy has the sums from before the reductions, which wait for it.
+ */
+static void check_copy_aside(const char *fault)
+{
+    struct host host;
+    struct gpus gpus;
+    uint64_t first_tag, tag = 0;
+
+    gpus_init(&gpus, &(struct gpus_options){.n_nodes = 1, .n_local = MIN(2, machine_n_gpus()), .offload = true});
+    gpus.fault = fault;
+    gpus_start(&gpus);
+    gpus_wait_ready(&gpus);
+    host_init(&gpus, 0, &host);
+    gpus_write_state(&gpus);
+    gpus_open_step(&gpus);
+    for (uint32_t micro = 0; micro < 5; micro++) {
+        bool waits = micro % 2 == 1;
+
+        gpus_make_gradients(&gpus, micro + 1, true);
+        gpus_push(&gpus);
+        gpus.point = waits ? progress_first(5) + micro : 0;
+        if (micro > 0 && !waits)
+            copy_slices(&gpus, 0, &host, false, true, tag = ++gpus.last_tag);
+        first_tag = gpus_order_reduce_all(&gpus, micro);
+        if (waits)
+            copy_slices(&gpus, 0, &host, false, true, tag = ++gpus.last_tag);
+        if (micro > 0) {
+            gpus_wait_done(&gpus, tag);
+            check_copied(&gpus, &host);
+        }
+        if (waits) {
+            assert_false(gpus_is_done(&gpus, first_tag));
+            assert_int_equal(device_release(gpus.nodes[0].device, 0, gpus.point), 0);
+        }
+        gpus_finish_reduce_all(&gpus, micro, first_tag);
+    }
+    gpus_check_gradients(&gpus);
+    gpus_stop(&gpus);
+    step_free(host.step);
+    state_free(host.state);
+    gpus_deinit(&gpus);
+}
+
+static void test_copy_aside(void **state)
+{
+    check_copy_aside(NULL);
+}
+
+/* Copies take so long that the reductions would overtake them. */
+static void test_slow_copy_aside(void **state)
+{
+    need_faults();
+    check_copy_aside("cudaMemcpyAsync:delay=10@*");
 }
 
 /* ---- what is not finite ---------------------------------------------------------------------------------- */
@@ -897,6 +974,8 @@ int main(void)
         cmocka_unit_test(test_fetches_among_others),
         cmocka_unit_test(test_pool_of_two),
         cmocka_unit_test(test_offload),
+        cmocka_unit_test(test_copy_aside),
+        cmocka_unit_test(test_slow_copy_aside),
     };
 
     if (!machine_open())

@@ -502,7 +502,7 @@ static void test_what_does_not_fit(void **state)
 
 static void test_errors(void **state)
 {
-    check_words("cudaStreamCreateWithFlags:error=cudaErrorMemoryAllocation@3", &patient,
+    check_words("cudaStreamCreateWithFlags:error=cudaErrorMemoryAllocation@4", &patient,
                 "GPU 1: cudaStreamCreateWithFlags: out of memory (cudaErrorMemoryAllocation)");
     check_words("sim_load:error=cudaErrorMemoryAllocation@3", &patient,
                 "GPU 0: device_load_kernels: out of memory (cudaErrorMemoryAllocation)");
@@ -609,6 +609,14 @@ static void check_move(struct device_move move, const char *expected)
     check_order(&(struct device_command){.type = DEVICE_COMMAND_COPY, .copy = copy}, expected);
 }
 
+static void check_aside(struct device_move move, const char *expected)
+{
+    struct device_order_copy copy = {
+        .tag = 1, .timeout_ms = GPUS_PATIENCE_MS, .moves = &move, .n_moves = 1, .aside = true};
+
+    check_order(&(struct device_command){.type = DEVICE_COMMAND_COPY, .copy = copy}, expected);
+}
+
 static void test_bad_orders(void **state)
 {
     struct device_slot slot = {.offset_bytes = UINT64_C(1) << 40}, other = {.local_rank = 2};
@@ -622,6 +630,10 @@ static void test_bad_orders(void **state)
                "move 0 is for 1 bytes at 2097152 of a piece of 2097152");
     check_move((struct device_move){.kind = DEVICE_RING, .segment = 7, .n_bytes = 8},
                "move 0 is for 8 bytes at 0 of a segment of 0");
+    check_aside((struct device_move){.write = true, .kind = DEVICE_RING, .n_bytes = 8},
+                "move 0 of a copy aside writes to a device, or waits for a trainer");
+    check_aside((struct device_move){.kind = DEVICE_RING, .n_bytes = 8, .point = 1},
+                "move 0 of a copy aside writes to a device, or waits for a trainer");
     check_order(&(struct device_command){.type = DEVICE_COMMAND_GATHER,
                                          .gather = {.tag = 1, .first_bucket = 2, .n_buckets = 4}},
                 "an order for buckets 2 to 5 of 5");
