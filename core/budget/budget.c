@@ -33,11 +33,13 @@ struct plan_options budget_options(const struct config *config, const struct lay
 {
     uint32_t n_tickets = budget_n_tickets(n_parcels);
     bool on_devices = config->device == CONFIG_DEVICE_CUDA, offloaded = config_offloads(config);
-    uint64_t device_staging = DEVICES_BOUNCE_BYTES + (offloaded ? offload_staging_bytes(layout) : 0);
+    uint64_t device_staging = DEVICES_BOUNCE_BYTES;
     struct device_plan_options device = {.layout = layout, .first_local = ranks.first_local, .n_local = ranks.n_local};
 
     assert(ranks.n_local > 0);
     assert(ranks.first_local + ranks.n_local <= layout->world_size);
+    if (offloaded)
+        device_staging += offload_staging_bytes(layout, ranks.first_local, ranks.n_local, config->zero.early_buckets);
     return (struct plan_options){
         .stage = config_stage(config),
         .moments_dtype = config_moments(config).type.dtype,

@@ -7,6 +7,7 @@
 #include <assert.h>
 
 #include "core/base/base.h"
+#include "core/budget/exchange-plan.h"
 #include "core/config/config.h"
 #include "kernels/exact.h"
 #include "kernels/muon.h"
@@ -82,18 +83,37 @@ uint64_t step_muon_bytes(const struct layout *layout, unsigned first_rank, unsig
     return step_muon_callers(layout, first_rank, n_ranks, n_threads) * (scratch_bytes + GEMM_THREAD_BYTES);
 }
 
-uint64_t offload_slot_elems(const struct layout *layout)
+uint64_t offload_parcel_elems(const struct layout *layout, uint32_t parcel, unsigned first_rank, unsigned n_ranks,
+                              uint64_t *start)
 {
-    uint64_t largest = 0;
+    const struct layout_parcel *p = &layout->parcels[parcel];
 
-    for (uint32_t i = 0; i < layout->n_parcels; i++)
-        largest = MAX(largest, layout->parcels[i].n_elems);
-    return MAX(largest, MIN((uint64_t)OFFLOAD_SLOT_ELEMS, layout->padded_elems / OFFLOAD_PORTIONS));
+    return exchange_plan_owned_part(layout, p, (struct span){.first = first_rank, .n = n_ranks}, start);
 }
 
-uint64_t offload_staging_bytes(const struct layout *layout)
+uint64_t offload_slot_elems(const struct layout *layout, unsigned first_rank, unsigned n_ranks)
 {
-    return OFFLOAD_SLOTS * offload_slot_elems(layout) * sizeof(float);
+    uint64_t largest = 0, all = 0, start;
+
+    for (uint32_t i = 0; i < layout->n_parcels; i++) {
+        uint64_t n_elems = offload_parcel_elems(layout, i, first_rank, n_ranks, &start);
+
+        largest = MAX(largest, n_elems);
+        all += n_elems;
+    }
+    return MAX(largest, MIN((uint64_t)OFFLOAD_SLOT_ELEMS, all / OFFLOAD_PORTIONS));
+}
+
+uint64_t offload_staging_bytes(const struct layout *layout, unsigned first_rank, unsigned n_ranks,
+                               uint32_t early_buckets)
+{
+    uint64_t n_elems = 0, start;
+
+    for (uint32_t b = 0; b < MIN(early_buckets, layout->n_buckets); b++)
+        n_elems += layout_owned_elems(layout, b, first_rank, n_ranks, &start);
+    if (early_buckets < layout->n_buckets)
+        n_elems += OFFLOAD_SLOTS * offload_slot_elems(layout, first_rank, n_ranks);
+    return n_elems * sizeof(float);
 }
 
 uint64_t devices_table_bytes(const struct device_plan_options *plan)

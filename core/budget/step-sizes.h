@@ -45,10 +45,18 @@ unsigned step_muon_callers(const struct layout *layout, unsigned first_rank, uns
 /* Return: the bytes of the scratch memory for the matrices of the given ranks, and of OpenBLAS's buffers. */
 uint64_t step_muon_bytes(const struct layout *layout, unsigned first_rank, unsigned n_ranks, unsigned n_threads);
 
-/* For offloaded state: the elements of each of the OFFLOAD_SLOTS slots that receive accumulators; the bytes of all
- * slots. */
-uint64_t offload_slot_elems(const struct layout *layout);
-uint64_t offload_staging_bytes(const struct layout *layout);
+/*
+ * For offloaded state: the memory for the accumulators of these ranks. Those of the first early_buckets buckets have
+ * places of their own; the others go through OFFLOAD_SLOTS slots.
+ */
+/* Return: the elements of the parcel that the ranks own, from *start on, counted from the bucket's start. */
+uint64_t offload_parcel_elems(const struct layout *layout, uint32_t parcel, unsigned first_rank, unsigned n_ranks,
+                              uint64_t *start);
+/* Return: the elements of a slot. */
+uint64_t offload_slot_elems(const struct layout *layout, unsigned first_rank, unsigned n_ranks);
+/* early_buckets: may be more than there are. Return: the bytes of all places and slots. */
+uint64_t offload_staging_bytes(const struct layout *layout, unsigned first_rank, unsigned n_ranks,
+                               uint32_t early_buckets);
 
 /* Return: the bytes of host memory for the tables of the orders to the engine, for jobs on GPUs. */
 uint64_t devices_table_bytes(const struct device_plan_options *plan);

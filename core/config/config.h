@@ -100,6 +100,7 @@ struct config_zero {
     enum config_speculate speculative_update;
     enum config_gpu_room gpu_room; /* chosen by the job's ranks, not by the file */
     uint32_t spare_buckets;        /* so many first buckets have spare places; chosen when the job is formed */
+    uint32_t early_buckets;        /* so many have places for copies of their sums; with offload, chosen likewise */
 };
 
 struct config_optimizer {

@@ -160,7 +160,7 @@ void drop_now(struct job *job)
     job->speculation = (struct job_speculation){0};
     free(job->decision.learnt);
     config_choose_gpu_room(&job->run.chosen, CONFIG_GPU_ROOM_NONE); /* until the next job is formed */
-    job->run.chosen.zero.spare_buckets = 0;
+    job->run.chosen.zero.spare_buckets = job->run.chosen.zero.early_buckets = 0;
     job->abort.said_attempt = 0;
     job->abort.next = false;
     job->window = NULL;

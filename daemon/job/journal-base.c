@@ -54,6 +54,8 @@ static void describe_config(const struct job *job, struct strbuf *out)
         strbuf_add(out, "room for gradients of GPUs %d\n", (int)config->zero.gpu_room);
     if (config->zero.spare_buckets > 0)
         strbuf_add(out, "speculative update, buckets %" PRIu32 "\n", config->zero.spare_buckets);
+    if (config->zero.early_buckets > 0)
+        strbuf_add(out, "copies before the decision, buckets %" PRIu32 "\n", config->zero.early_buckets);
 }
 
 /*
@@ -128,13 +130,22 @@ static void choose_gpu_room_again(struct job *job, const char *text)
         job->run.chosen.zero.gpu_room = (enum config_gpu_room)room;
 }
 
-/* A run with spare places keeps them, because values of its state may be in them. */
-static void choose_speculation_again(struct job *job, const char *text)
+/* Return: the number behind the name in the text; 0 if the name is not there. */
+static uint32_t find_number(const char *text, const char *name)
 {
-    static const char name[] = "\nspeculative update, buckets ";
     const char *line = strstr(text, name);
 
-    job->run.chosen.zero.spare_buckets = line ? (uint32_t)strtoul(line + strlen(name), NULL, 10) : 0;
+    return line ? (uint32_t)strtoul(line + strlen(name), NULL, 10) : 0;
+}
+
+/*
+ * A run with spare places keeps them, because values of its state may be in them. It keeps the places for copies of sums,
+ * too, because its memory is admitted.
+ */
+static void choose_speculation_again(struct job *job, const char *text)
+{
+    job->run.chosen.zero.spare_buckets = find_number(text, "\nspeculative update, buckets ");
+    job->run.chosen.zero.early_buckets = find_number(text, "\ncopies before the decision, buckets ");
 }
 
 /* An earlier version gathered weights in stage 3 on one node, too. A run of that version continues to gather. */

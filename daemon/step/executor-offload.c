@@ -71,7 +71,7 @@ static int make_offload_step(struct executor *executor)
     int r = executor_make_step(executor, &(struct state_options){.no_gradient = true}, &step_offload_ops);
 
     if (r == 0)
-        r = offload_new(&device->offload, executor->step);
+        r = offload_new(&device->offload, executor->step, executor->options.config->zero.early_buckets);
     if (r < 0)
         return r;
     executor->step->offload = device->offload;

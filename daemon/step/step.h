@@ -114,6 +114,11 @@ struct step_ops {
      * written, or with -ECANCELED.
      */
     void (*update)(struct step *step);
+    /*
+     * All expected gradients of the parcel are in its accumulators, so the update may be prepared. Nothing that counts
+     * is written. May be NULL.
+     */
+    void (*complete)(struct step *step, uint32_t parcel);
     bool elsewhere; /* slots and accumulators are on GPUs, so nothing is staged, and no slot is sent */
     /*
      * Makes memory for these functions. Called by step_new(). NULL: these functions need no memory. Return: 0 or
@@ -252,6 +257,13 @@ const uint8_t *step_piece(const struct step *step, uint32_t parcel, unsigned pie
  * Return: the place in staging to which workers write the partial sums of a piece. Call it only if slots are not sent.
  */
 void *step_staging(const struct step *step, uint32_t parcel, unsigned piece);
+
+/* Call it when all expected gradients of the parcel are in the accumulators of this node. More may come nevertheless. */
+static inline void step_complete(struct step *step, uint32_t parcel)
+{
+    if (step->ops->complete)
+        step->ops->complete(step, parcel);
+}
 
 /*
  * Records that some node has gradients of a part of the parameter, so that the parameter is updated, and counted by

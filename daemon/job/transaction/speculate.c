@@ -11,6 +11,7 @@
 #include "core/base/base.h"
 #include "core/base/log.h"
 #include "core/budget/budget.h"
+#include "core/budget/step-sizes.h"
 #include "core/config/config.h"
 #include "core/layout/layout.h"
 #include "daemon/job/gpu-room.h"
@@ -30,21 +31,30 @@ enum {
 
 /* ---- when the job is formed ---------------------------------------------------------------------------- */
 
-/* Return: the bytes of host memory that the job needs if so many buckets have spare places. */
+/* Gives places for work before the decision to so many buckets. */
+static void give_places(struct config *config, uint32_t n_buckets)
+{
+    if (config_offloads(config))
+        config->zero.early_buckets = n_buckets;
+    else
+        config->zero.spare_buckets = n_buckets;
+}
+
+/* Return: the bytes of host memory that the job needs if so many buckets have such places. */
 static uint64_t needed_with(const struct job *job, uint32_t n_buckets)
 {
+    struct budget_ranks ranks = {.first_local = job->world.first, .n_local = job_n_local(job)};
     struct config config = *job->config;
     struct plan_options options;
     struct plan_bytes bytes;
 
-    config.zero.spare_buckets = n_buckets;
-    options = budget_options(&config, job->layout, (struct budget_ranks){.n_local = job_n_local(job)},
-                             job->layout->n_parcels);
+    give_places(&config, n_buckets);
+    options = budget_options(&config, job->layout, ranks, job->layout->n_parcels);
     plan_bytes_by_class(job->layout, &options, &bytes);
     return bytes.needed;
 }
 
-/* Return: the most buckets for whose spare places there is memory. */
+/* Return: the most buckets for whose places there is memory. */
 static uint32_t most_that_fit(const struct job *job)
 {
     uint64_t without = needed_with(job, 0);
@@ -59,6 +69,16 @@ static uint32_t most_that_fit(const struct job *job)
             most = middle - 1;
     }
     return least;
+}
+
+/* For an optimizer in host memory, of a job on GPUs. */
+static void log_copies(const struct job *job, uint32_t n_buckets)
+{
+    const struct layout *layout = job->layout;
+    uint64_t n_bytes = offload_staging_bytes(layout, job->world.first, job_n_local(job), n_buckets);
+
+    log_notice("the sums of %u of %u buckets are copied to host memory in the backward; there is room for %.1f MiB of sums",
+               n_buckets, layout->n_buckets, (double)n_bytes / (1 << 20));
 }
 
 static void log_choice(const struct job *job, uint32_t n_buckets)
@@ -81,17 +101,23 @@ static void log_choice(const struct job *job, uint32_t n_buckets)
 void speculate_choose(struct job *job)
 {
     enum config_speculate wanted = job->config->zero.speculative_update;
-    bool can = config_can_speculate(job->config) && job->coordinator->alone;
+    bool offloads = config_offloads(job->config);
+    bool can = offloads || (config_can_speculate(job->config) && job->coordinator->alone);
+    uint32_t n_buckets;
 
-    job->run.chosen.zero.spare_buckets = 0;
+    give_places(&job->run.chosen, 0);
     if (wanted == CONFIG_SPECULATE && !can)
         log_notice("zero_optimization.speculative_update has no effect: it is for one node, host memory, and stages 1 "
                    "and 2");
     if (wanted == CONFIG_SPECULATE_NOT || !can || job->layout->n_buckets == 0 ||
-        (wanted == CONFIG_SPECULATE_AUTO && job->config->zero.gpu_room != CONFIG_GPU_ROOM_MICRO_BATCH))
+        (wanted == CONFIG_SPECULATE_AUTO && !offloads && job->config->zero.gpu_room != CONFIG_GPU_ROOM_MICRO_BATCH))
         return;
-    job->run.chosen.zero.spare_buckets = wanted == CONFIG_SPECULATE ? job->layout->n_buckets : most_that_fit(job);
-    log_choice(job, job->config->zero.spare_buckets);
+    n_buckets = wanted == CONFIG_SPECULATE ? job->layout->n_buckets : most_that_fit(job);
+    if (offloads)
+        log_copies(job, n_buckets);
+    else
+        log_choice(job, n_buckets);
+    give_places(&job->run.chosen, n_buckets);
 }
 
 /* ---- in a step ----------------------------------------------------------------------------------------- */
@@ -110,10 +136,12 @@ void speculate_parcel(struct job *job, uint32_t parcel)
 {
     struct job_speculation *its = &job->speculation;
 
-    /* A run that was formed with spare places keeps them, whatever the configuration says now. */
-    if (!job->step->speculation || job->config->zero.speculative_update == CONFIG_SPECULATE_NOT ||
-        job->run.survival.replay || job->phase != JOB_TRAINING ||
-        job->work.parcels[parcel].at.micro_batch + 1 != its->n_micro || job->ledger.step < its->pauses_until)
+    /* A run that was formed with places for this keeps them, whatever the configuration says now. */
+    if (job->config->zero.speculative_update == CONFIG_SPECULATE_NOT || job->run.survival.replay ||
+        job->phase != JOB_TRAINING || job->work.parcels[parcel].at.micro_batch + 1 != its->n_micro)
+        return;
+    step_complete(job->step, parcel);
+    if (!job->step->speculation || job->ledger.step < its->pauses_until)
         return;
     if (!its->has_hypers)
         its->s = step_expect(job, its->hypers);
@@ -143,13 +171,13 @@ void speculate_note_commit(struct job *job)
     struct job_speculation *its = &job->speculation;
     struct speculation_counts counts;
 
-    if (!job->step->speculation)
-        return;
-    counts = speculation_counts(job->step->speculation);
     its->n_micro_expected = its->n_micro;
     its->n_micro = 0;
     for (unsigned r = job->world.first; r < job->world.end; r++)
         its->n_micro = MAX(its->n_micro, job->ledger.ranks[r].n_ended);
+    if (!job->step->speculation)
+        return;
+    counts = speculation_counts(job->step->speculation);
     if (counts.n_accepted > its->counts.n_accepted)
         its->n_in_vain = 0;
     else if (counts.n_dropped > its->counts.n_dropped && ++its->n_in_vain >= MOST_IN_VAIN)

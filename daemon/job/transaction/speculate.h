@@ -2,10 +2,11 @@
 #pragma once
 
 /*
- * When to update before the decision (daemon/step/speculation.h). A parcel is updated when the gradients of its last
- * expected micro-batch are in the sums: the open step is expected to have as many micro-batches as the last one. The
- * expected learning rates are those that rank 0 has announced with the micro-batch, or else those of the last step;
- * the gradients are expected not to be clipped.
+ * When to update before the decision (daemon/step/speculation.h), or, where the optimizer of a job on GPUs is in host
+ * memory, when to copy sums to the host (daemon/step/step-offload.h). A parcel is updated or copied when the gradients
+ * of its last expected micro-batch are in the sums: the open step is expected to have as many micro-batches as the last
+ * one. The expected learning rates are those that rank 0 has announced with the micro-batch, or else those of the last
+ * step; the gradients are expected not to be clipped.
  *
  * After several steps in a row in which these expectations were wrong, some steps are left out, because a speculative
  * update that is dropped costs the memory's time.
@@ -15,7 +16,10 @@
 
 struct job;
 
-/* Chooses whether the job has spare places. Call it when the layout is made and before memory is planned. */
+/*
+ * Chooses how many buckets have spare places, or places for copies of their sums. Call it when the layout is made and
+ * before memory is planned.
+ */
 void speculate_choose(struct job *job);
 
 /* Call it when a parcel was summed at its position. */

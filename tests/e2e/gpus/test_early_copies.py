@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""
+Jobs on GPUs whose optimizer is in host memory: sums are copied to the host before the step is decided. All numbers are
+those of a job without such copies, whatever comes after a copy, and whenever a daemon dies.
+"""
+
+import time
+
+import pytest
+
+import kills
+from conftest import wait_for
+from daemon_kills import Life, Plan, one_run
+from puppet import RESUMED, Puppet, all_do, state, steps, trainers
+from tiers import full
+
+pytestmark = pytest.mark.threads
+
+
+@pytest.fixture
+def start(zerod, monkeypatch):
+    """start(early, stage, env, **config) -> a daemon whose job is on GPUs, with its optimizer in host memory."""
+    monkeypatch.setenv("ZEROD_DEVICE", "cuda-offload")
+
+    def begin(early, stage=2, env=None, **config):
+        zero = {"stage": stage, "reduce_bucket_size": 300, "speculative_update": early}
+        return zerod({"world": {"size": 2}, "zero_optimization": zero, "gradient_clipping": 0, **config}, env)
+
+    return begin
+
+
+def micro_batch(ranks, *options):
+    """A micro-batch, after which sums have the time to be copied."""
+    for words in (("begin",), ("pushes", *options), ("end",)):
+        assert [a.r for a in all_do(ranks, *words)] == [0] * len(ranks)
+    time.sleep(0.2)
+
+
+def step(ranks, *options):
+    assert [a.r for a in all_do(ranks, "step", *options)] == [0] * len(ranks)
+
+
+def plain(ranks):
+    for _ in range(3):
+        micro_batch(ranks)
+        step(ranks)
+
+
+def one_more_micro_batch(ranks):
+    micro_batch(ranks)
+    micro_batch(ranks)
+    step(ranks)
+
+
+def one_less_micro_batch(ranks):
+    steps(ranks, 2, "micro=3")
+    micro_batch(ranks)
+    micro_batch(ranks)
+    step(ranks)
+
+
+def aborted(ranks):
+    """The sums of the first attempt are copied, and count in no other attempt."""
+    micro_batch(ranks, "from=5")
+    all_do(ranks, "abort", "no-reason")
+    micro_batch(ranks)
+    step(ranks)
+
+
+def aborted_at_once(ranks):
+    """The copies of the first attempt may still be under way."""
+    for _ in range(5):
+        all_do(ranks, "begin"), all_do(ranks, "pushes", "from=5"), all_do(ranks, "abort", "no-reason")
+        steps(ranks)
+
+
+def left_out(ranks):
+    """A parcel without gradients keeps the sums of the step before, in accumulators and in the copy."""
+    micro_batch(ranks, "but=0,1,2")
+    step(ranks)
+    micro_batch(ranks, "only=3")
+    step(ranks)
+
+
+def skipped(ranks):
+    micro_batch(ranks)
+    step(ranks, "inf=1")
+    micro_batch(ranks)
+    step(ranks, "norm=0.01")
+
+
+def other_rate(ranks):
+    micro_batch(ranks)
+    step(ranks, "lr=0.5")
+
+
+def window(ranks):
+    for _ in range(2):
+        micro_batch(ranks)
+        step(ranks)
+        all_do(ranks, "window")
+        ranks[0].ok("put", 0, 1, 5)
+        ranks[0].ok("put", 7, 0, 3)
+        all_do(ranks, "commit")
+
+
+@pytest.mark.parametrize("stage", [2, *full(1, 3)])
+@pytest.mark.parametrize("what", [plain, one_more_micro_batch, one_less_micro_batch, aborted, aborted_at_once, left_out,
+                                  skipped, other_rate, window])
+def test_same(start, what, stage):
+    found = []
+    for early in (True, False):
+        daemon = start(early, stage)
+        ranks = trainers(daemon)
+        steps(ranks, 2)  # so that the number of micro-batches is known
+        what(ranks)
+        found.append(state(ranks))
+        steps(ranks, 2)
+        found.append(state(ranks))
+        assert daemon.status()["device"]["n_failures"] == 0, daemon.log()
+    assert found[:2] == found[2:]
+
+
+def test_pushed_twice(start):
+    """A second pass adds to sums that are copied."""
+    found = []
+    for early in (True, False):
+        ranks = trainers(start(early), options=("duplicate=accumulate",))
+        steps(ranks, 2)
+        all_do(ranks, "begin"), all_do(ranks, "pushes"), all_do(ranks, "flush")
+        time.sleep(0.2)
+        all_do(ranks, "push", 0), all_do(ranks, "push", 7), all_do(ranks, "end")
+        step(ranks)
+        found.append(state(ranks))
+    assert found[0] == found[1]
+
+
+def test_window_over_what_a_dead_rank_has_left(start):
+    """A rank dies when its gradients are copied. Its successor writes moments in a window, and pushes the same."""
+    found = []
+    for early in (True, False):
+        daemon = start(early, world={"size": 1})
+        ranks = trainers(daemon)
+        steps(ranks, 2)
+        ranks[0].ok("begin"), ranks[0].ok("pushes")
+        time.sleep(0.2)
+        ranks[0].kill()
+        ranks = [Puppet(daemon, 0).attach()]
+        assert ranks[0]("form").r == RESUMED
+        ranks[0].ok("window"), ranks[0].ok("put", 0, 1, 5), ranks[0].ok("commit")
+        steps(ranks)
+        found.append(state(ranks))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_before_the_decision(build, start, early):
+    """Sums are copied although no rank has asked for the step. The daemon dies at the first copy, if there is one."""
+    if not build.options.get("failpoints"):
+        pytest.skip("a build without failpoints: meson setup -Dfailpoints=true")
+    daemon = start(early, env={"ZEROD_FAILPOINT": "copied:kill"})
+    ranks = trainers(daemon)
+    steps(ranks)
+    for words in (("begin",), ("pushes",)):
+        all_do(ranks, *words)
+    for rank in ranks:
+        rank.tell("end")
+    if early:
+        wait_for("the copy", lambda: not daemon.running())
+        daemon.checked = True  # it was killed
+        return
+    assert [rank.answer().r for rank in ranks] == [0, 0]
+    step(ranks)
+
+
+def test_memory(start):
+    """Copies have as much memory as is wanted. What they take is planned and held."""
+    held = {}
+    for early in (True, False):
+        daemon = start(early)
+        steps(trainers(daemon), 1)
+        memory = daemon.status()["memory"]["staging"]
+        assert memory["held_bytes"] == memory["planned_bytes"]
+        held[early] = memory["held_bytes"]
+    assert held[True] != held[False]
+
+
+# ---- kills ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n_nodes", [1, 2])
+@pytest.mark.parametrize("points", [("copied:kill@3", "early:kill@2", "copied:kill@11", "update:kill@4"),
+                                    ("early:fuse:200000@4", "decided:kill@2", "update:fuse:20000@7", "copied:fuse:50000@5")])
+def test_daemon_killed(build, tmp_path, n_nodes, points):
+    """Daemons die while sums are copied, and when their copies are updated from. No bit changes."""
+    plan = Plan(2, n_nodes=n_nodes, device="cuda-offload", only=())
+    plan.victims = [[] for _ in plan.victims]
+    plan.config["zero_optimization"]["speculative_update"] = True
+    plan.lives = [[Life.at(point) for point in points] for _ in range(n_nodes)]
+    assert one_run(build, kills.References(build, tmp_path), tmp_path, plan) > 0
