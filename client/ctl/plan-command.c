@@ -394,6 +394,8 @@ static int choose_gpu_room(const struct plan_request *request, struct config *co
 
     if (can && config->zero.speculative_update == CONFIG_SPECULATE)
         config->zero.spare_buckets = UINT32_MAX; /* all */
+    if (config_offloads(config) && config->zero.speculative_update == CONFIG_SPECULATE)
+        config->zero.early_buckets = UINT32_MAX;
     if (!request->offload)
         return 0;
     if (config->device != CONFIG_DEVICE_CPU) {

@@ -101,5 +101,6 @@ void config_choose_gpu_room(struct config *config, enum config_gpu_room room)
 
 bool config_can_speculate(const struct config *config)
 {
-    return config->device == CONFIG_DEVICE_CPU && config->world.nodes.n_items <= 1 && config_stage(config) <= 2;
+    return (config->device == CONFIG_DEVICE_CPU || config_offloads(config)) && config->world.nodes.n_items <= 1 &&
+           config_stage(config) <= 2;
 }

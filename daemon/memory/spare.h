@@ -12,7 +12,7 @@
  * Published weights have one place, which ranks map. They are copied there when the update is accepted. fp32 masters
  * and the upper 16 bits of masters of 24 bits are published weights.
  *
- * Only for a job in host memory on one node, in stages 1 and 2, and not for matrices of Muon, which are not updated
+ * Only for a state in host memory on one node, in stages 1 and 2, and not for matrices of Muon, which are not updated
  * chunk by chunk. Where memory is short, only the first buckets have spare places, because their gradients come first.
  */
 

@@ -68,10 +68,12 @@ static const struct executor_ops offload_ops = {
 static int make_offload_step(struct executor *executor)
 {
     struct device_executor *device = device_of(executor);
-    int r = executor_make_step(executor, &(struct state_options){.no_gradient = true}, &step_offload_ops);
+    const struct config_zero *zero = &executor->options.config->zero;
+    const struct state_options state = {.no_gradient = true, .n_spares = zero->spare_buckets};
+    int r = executor_make_step(executor, &state, &step_offload_ops);
 
     if (r == 0)
-        r = offload_new(&device->offload, executor->step, executor->options.config->zero.early_buckets);
+        r = offload_new(&device->offload, executor->step, zero->early_buckets);
     if (r < 0)
         return r;
     executor->step->offload = device->offload;

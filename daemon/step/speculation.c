@@ -143,7 +143,7 @@ static void update_aside(const struct speculation *s, uint32_t id)
 
     (void)failpoint("speculate");
     args.old = &old;
-    args.acc = step_acc_here(step, id);
+    args.acc = step_ready_acc(step, id);
     args.k = &s->assumed[id];
     step->kernels->update[step_optimizer(step, step->layout->chunks[id].param)](&args);
 }

@@ -46,6 +46,11 @@ float *step_acc_here(const struct step *step, uint32_t id)
     return state_acc(step->state, param->bucket, param->offset_elems + chunk->start_elem);
 }
 
+const float *step_ready_acc(const struct step *step, uint32_t id)
+{
+    return step->ops->acc ? step->ops->acc(step, id) : step_acc_here(step, id);
+}
+
 static float matrix_lr(const struct layout_param *param, const struct hyper *hyper)
 {
     struct muon_shape shape = {.rows = param->shape[0], .cols = param->shape[1]};

@@ -15,6 +15,7 @@
 #include "core/budget/step-sizes.h"
 #include "daemon/engines/device-keep.h"
 #include "daemon/engines/devices.h"
+#include "daemon/step/speculation.h"
 #include "daemon/step/step-device.h"
 #include "daemon/step/step.h"
 
@@ -44,6 +45,8 @@ struct offload {
     struct early *early;
     uint32_t n_early; /* so many first parcels are copied early */
     bool copying;     /* early copies are under way, all in one order */
+    step_ready ready; /* called when the sums of a parcel have arrived early */
+    void *ready_userdata;
     struct portion *portions;
     uint32_t n_portions;
     struct device_move *moves; /* moves of the order that is being made */
@@ -292,9 +295,13 @@ static void end_early(struct offload *offload, int result)
     for (uint32_t parcel = 0; parcel < offload->n_early; parcel++) {
         struct early *early = &offload->early[parcel];
 
-        if (early->under_way && result < 0)
-            early->copied = 0;
+        if (!early->under_way)
+            continue;
         early->under_way = false;
+        if (result < 0)
+            early->copied = 0;
+        else if (!offload->in_update && is_copied(offload, parcel))
+            offload->ready(offload->ready_userdata, parcel);
     }
 }
 
@@ -344,13 +351,18 @@ static void copy_early(struct offload *offload)
         offload->copying = true;
 }
 
-static void offload_complete(struct step *step, uint32_t parcel)
+static void offload_complete(struct step *step, uint32_t parcel, step_ready ready, void *userdata)
 {
     struct offload *offload = step->offload;
 
     if (parcel >= offload->n_early)
         return;
+    /* Workers may be reading an earlier copy of this step, for a speculative update. */
+    if (step->speculation && offload->early[parcel].copied > step->opened_op)
+        return;
     (void)failpoint("early");
+    offload->ready = ready;
+    offload->ready_userdata = userdata;
     offload->early[parcel].wanted = last_reduction(step, parcel);
     copy_early(offload);
 }
@@ -367,9 +379,13 @@ static int copy_portion(struct offload *offload, uint32_t i, bool write, devices
     struct copy copy;
 
     begin_copy(offload, &copy);
-    for (uint32_t parcel = portion->first; parcel < portion->end; parcel++)
-        if (write || !is_copied(offload, parcel))
-            add_parcel(offload, &copy, i, parcel, write);
+    for (uint32_t parcel = portion->first; parcel < portion->end; parcel++) {
+        if (!write && is_copied(offload, parcel))
+            continue;
+        if (!write && parcel < offload->n_early)
+            offload->early[parcel].copied = 0;
+        add_parcel(offload, &copy, i, parcel, write);
+    }
     return order_copy(offload, &copy, done, userdata);
 }
 
@@ -434,13 +450,23 @@ static int order_gathering(struct offload *offload)
 
 /* ---- update ---------------------------------------------------------------------------------------------- */
 
-/* Return: the accumulators of a chunk of the portion that is updated next, in staging. */
+static uint32_t parcel_of(const struct offload *offload, uint32_t chunk)
+{
+    const struct layout *layout = offload->step->layout;
+
+    return layout->parts[layout->chunks[chunk].part].parcel;
+}
+
+/*
+ * Return: the accumulators of a chunk in staging. The chunk is of a parcel that is copied early, or of the portion that
+ * is updated next.
+ */
 static const float *acc_of(const void *userdata, uint32_t id)
 {
     const struct offload *offload = userdata;
     const struct layout *layout = offload->step->layout;
     const struct layout_chunk *chunk = &layout->chunks[id];
-    uint32_t parcel = layout->parts[chunk->part].parcel;
+    uint32_t parcel = parcel_of(offload, id);
     uint64_t elem = layout->params[chunk->param].offset_elems + chunk->start_elem, start, at;
 
     if (!state_owns(offload->step->state, chunk->rank))
@@ -458,9 +484,17 @@ static uint32_t first_chunk(const struct offload *offload)
 static void portion_update_run(struct work *work, uint32_t item)
 {
     const struct offload *offload = container_of(work, struct offload, work);
-    uint32_t id = first_chunk(offload) + item;
+    struct speculation *speculation = offload->step->speculation;
+    uint32_t id = first_chunk(offload) + item, parcel = parcel_of(offload, id);
 
+    if (speculation && parcel < offload->n_early && offload->early[parcel].copied == 0)
+        speculation_drop(speculation, id); /* it was made from sums that are not those of the step */
     step_update_chunk(offload->step, id, acc_of(offload, id));
+}
+
+static const float *offload_acc(const struct step *step, uint32_t chunk)
+{
+    return acc_of(step->offload, chunk);
 }
 
 static void portion_update_done(struct work *work)
@@ -549,8 +583,11 @@ static void offload_update(struct step *step)
         advance(offload);
 }
 
-const struct step_ops step_offload_ops = {
-    .reduce = step_device_reduce, .update = offload_update, .complete = offload_complete, .elsewhere = true};
+const struct step_ops step_offload_ops = {.reduce = step_device_reduce,
+                                          .update = offload_update,
+                                          .complete = offload_complete,
+                                          .acc = offload_acc,
+                                          .elsewhere = true};
 
 /* ---- life ------------------------------------------------------------------------------------------------ */
 

@@ -241,6 +241,14 @@ struct reduction *step_prepare(struct step *step, uint32_t parcel, uint32_t micr
     return reset_reduction(&step->reductions[parcel], micro_batch, pass);
 }
 
+void step_complete(struct step *step, uint32_t parcel, step_ready ready, void *userdata)
+{
+    if (step->ops->complete)
+        step->ops->complete(step, parcel, ready, userdata);
+    else
+        ready(userdata, parcel);
+}
+
 struct reduction *step_combine(struct step *step, uint32_t parcel, uint32_t micro_batch, uint32_t pass)
 {
     struct reduction *reduction = reset_reduction(&step->combinations[parcel], micro_batch, pass);

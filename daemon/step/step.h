@@ -100,6 +100,9 @@ struct step_finding {
     uint64_t n_nan, n_inf; /* counts among the inspected elements of the rank */
 };
 
+/* Workers can read the accumulators of the parcel, and their values are those of the open step. */
+typedef void (*step_ready)(void *userdata, uint32_t parcel);
+
 /*
  * The functions of a step that differ between host memory, where workers run them, and GPUs, where an engine runs them.
  */
@@ -114,11 +117,10 @@ struct step_ops {
      * written, or with -ECANCELED.
      */
     void (*update)(struct step *step);
-    /*
-     * All expected gradients of the parcel are in its accumulators, so the update may be prepared. Nothing that counts
-     * is written. May be NULL.
-     */
-    void (*complete)(struct step *step, uint32_t parcel);
+    /* For step_complete(). NULL: the accumulators are in host memory. */
+    void (*complete)(struct step *step, uint32_t parcel, step_ready ready, void *userdata);
+    /* Return: the accumulator of an owned chunk in host memory, after ready(). NULL: step_acc_here(). */
+    const float *(*acc)(const struct step *step, uint32_t chunk);
     bool elsewhere; /* slots and accumulators are on GPUs, so nothing is staged, and no slot is sent */
     /*
      * Makes memory for these functions. Called by step_new(). NULL: these functions need no memory. Return: 0 or
@@ -258,12 +260,11 @@ const uint8_t *step_piece(const struct step *step, uint32_t parcel, unsigned pie
  */
 void *step_staging(const struct step *step, uint32_t parcel, unsigned piece);
 
-/* Call it when all expected gradients of the parcel are in the accumulators of this node. More may come nevertheless. */
-static inline void step_complete(struct step *step, uint32_t parcel)
-{
-    if (step->ops->complete)
-        step->ops->complete(step, parcel);
-}
+/*
+ * Call it when all expected gradients of the parcel are in the accumulators of this node. More may come nevertheless.
+ * ready() is called when the accumulators are in host memory: at once, or later, or never if the step is decided before.
+ */
+void step_complete(struct step *step, uint32_t parcel, step_ready ready, void *userdata);
 
 /*
  * Records that some node has gradients of a part of the parameter, so that the parameter is updated, and counted by
@@ -327,8 +328,9 @@ void step_keep_finding(struct step *step, const struct step_finding *finding);
 struct update_args step_args_in(const struct step *step, uint32_t chunk, const struct state_place *place);
 /* Return: the arguments of the kernel that updates a chunk. acc: the chunk's accumulator. */
 struct update_args step_update_args(const struct step *step, uint32_t chunk, const float *acc);
-/* Return: the accumulator of a chunk in host memory. */
+/* Return: the accumulator of a chunk in host memory. step_ready_acc(): after ready() of step_complete(). */
 float *step_acc_here(const struct step *step, uint32_t chunk);
+const float *step_ready_acc(const struct step *step, uint32_t chunk);
 /* Return: the optimizer of a parameter. */
 static inline enum optimizer step_optimizer(const struct step *step, uint32_t param)
 {

@@ -76,6 +76,7 @@ POINTS_OF_ATTACHING_AGAIN = {"Leave.log": 6, "Leave.judged": 6, "BeginBackward.l
                              "forming": 6, "flip": 6, "answer": 60}
 POINTS_OF_SPECULATION = {"speculate": N_STEPS * N_CHUNKS, "speculated": N_STEPS * N_CHUNKS,
                          "accept": N_STEPS * N_CHUNKS // 3, "turn": N_STEPS * N_CHUNKS // 3}
+POINTS_OF_EARLY_COPIES = {"early": N_STEPS * N_PARCELS, "copied": N_STEPS * N_PARCELS}  # offload_optimizer on GPUs
 POINTS_OF_GATHERS = {"Gather.log": 60, "Gather.judged": 60, "Release.log": 60, "Release.judged": 60, "Held.judged": 2}
 # Failpoints in and after the last step: (how often a step passes them, how often the end of the run passes them).
 POINTS_OF_THE_END = {"Leave.log": (0, 2), "Leave.judged": (0, 2), "Step.judged": (2, 0), "verdict": (1, 0), "decided": (1, 0),
@@ -204,6 +205,8 @@ class Plan:
         self.clipping = 25 / self.world_size ** 0.5 if rng.random() < 0.7 else 1.0
         self.config["gradient_clipping"] = self.clipping
         self.config["zero_optimization"]["speculative_update"] = rng.random() < 0.5
+        if self.device == "cuda-offload" and self.config["zero_optimization"]["speculative_update"]:
+            self.end_some_lives(rng, POINTS_OF_EARLY_COPIES)
         if self.n_nodes == 1 and self.config["zero_optimization"]["speculative_update"]:
             self.end_some_lives(rng, POINTS_OF_SPECULATION)
             if rng.random() < 0.4:

@@ -31,44 +31,40 @@ enum {
 
 /* ---- when the job is formed ---------------------------------------------------------------------------- */
 
-/* Gives places for work before the decision to so many buckets. */
-static void give_places(struct config *config, uint32_t n_buckets)
-{
-    if (config_offloads(config))
-        config->zero.early_buckets = n_buckets;
-    else
-        config->zero.spare_buckets = n_buckets;
-}
+/* How many first buckets have memory for work before the decision. */
+struct choice {
+    uint32_t early, spare; /* struct config_zero */
+};
 
-/* Return: the bytes of host memory that the job needs if so many buckets have such places. */
-static uint64_t needed_with(const struct job *job, uint32_t n_buckets)
+/* Return: the bytes of host memory that the job needs with that choice. */
+static uint64_t needed_with(const struct job *job, struct choice choice)
 {
     struct budget_ranks ranks = {.first_local = job->world.first, .n_local = job_n_local(job)};
     struct config config = *job->config;
     struct plan_options options;
     struct plan_bytes bytes;
 
-    give_places(&config, n_buckets);
+    config.zero.early_buckets = choice.early;
+    config.zero.spare_buckets = choice.spare;
     options = budget_options(&config, job->layout, ranks, job->layout->n_parcels);
     plan_bytes_by_class(job->layout, &options, &bytes);
     return bytes.needed;
 }
 
-/* Return: the most buckets for whose places there is memory. */
-static uint32_t most_that_fit(const struct job *job)
+/* Sets *n, a field of the choice, to the most buckets for which there is memory. */
+static void choose_most(const struct job *job, const struct choice *choice, uint32_t *n)
 {
-    uint64_t without = needed_with(job, 0);
+    uint64_t without = needed_with(job, (struct choice){0});
     uint32_t least = 0, most = job->layout->n_buckets; /* `least` buckets fit, more than `most` do not */
 
     while (least < most) {
-        uint32_t middle = most - (most - least) / 2;
-
-        if (gpu_room_fits(job, needed_with(job, middle), without))
-            least = middle;
+        *n = most - (most - least) / 2;
+        if (gpu_room_fits(job, needed_with(job, *choice), without))
+            least = *n;
         else
-            most = middle - 1;
+            most = *n - 1;
     }
-    return least;
+    *n = least;
 }
 
 /* For an optimizer in host memory, of a job on GPUs. */
@@ -81,11 +77,13 @@ static void log_copies(const struct job *job, uint32_t n_buckets)
                n_buckets, layout->n_buckets, (double)n_bytes / (1 << 20));
 }
 
-static void log_choice(const struct job *job, uint32_t n_buckets)
+static void log_spares(const struct job *job, struct choice choice)
 {
-    uint64_t without = needed_with(job, 0);
-    double mib = (double)(needed_with(job, n_buckets) - without) / (1 << 20);
-    double all = (double)(needed_with(job, job->layout->n_buckets) - without) / (1 << 20);
+    const struct choice none = {.early = choice.early}, every = {.early = choice.early, .spare = job->layout->n_buckets};
+    uint64_t without = needed_with(job, none);
+    double mib = (double)(needed_with(job, choice) - without) / (1 << 20);
+    double all = (double)(needed_with(job, every) - without) / (1 << 20);
+    uint32_t n_buckets = choice.spare;
 
     if (n_buckets == job->layout->n_buckets)
         log_notice("the update begins in the backward, in spare places of %.1f MiB", mib);
@@ -98,26 +96,40 @@ static void log_choice(const struct job *job, uint32_t n_buckets)
             n_buckets, job->layout->n_buckets, mib, all);
 }
 
+/* Fills in the choice, and logs it. can_update: the job can update before the decision. */
+static void choose(const struct job *job, bool can_update, struct choice *choice)
+{
+    bool offloads = config_offloads(job->config), takes_all = job->config->zero.speculative_update == CONFIG_SPECULATE;
+
+    if (takes_all)
+        *choice = (struct choice){.early = offloads ? job->layout->n_buckets : 0,
+                                  .spare = can_update ? job->layout->n_buckets : 0};
+    if (offloads && !takes_all)
+        choose_most(job, choice, &choice->early);
+    if (can_update && !takes_all)
+        choose_most(job, choice, &choice->spare);
+    if (offloads)
+        log_copies(job, choice->early);
+    if (can_update)
+        log_spares(job, *choice);
+}
+
 void speculate_choose(struct job *job)
 {
-    enum config_speculate wanted = job->config->zero.speculative_update;
+    struct config_zero *zero = &job->run.chosen.zero;
+    bool can_update = config_can_speculate(job->config) && job->coordinator->alone;
     bool offloads = config_offloads(job->config);
-    bool can = offloads || (config_can_speculate(job->config) && job->coordinator->alone);
-    uint32_t n_buckets;
+    bool computes_on_gpus = offloads || zero->gpu_room == CONFIG_GPU_ROOM_MICRO_BATCH;
+    struct choice choice = {0};
 
-    give_places(&job->run.chosen, 0);
-    if (wanted == CONFIG_SPECULATE && !can)
-        log_notice("zero_optimization.speculative_update has no effect: it is for one node, host memory, and stages 1 "
-                   "and 2");
-    if (wanted == CONFIG_SPECULATE_NOT || !can || job->layout->n_buckets == 0 ||
-        (wanted == CONFIG_SPECULATE_AUTO && !offloads && job->config->zero.gpu_room != CONFIG_GPU_ROOM_MICRO_BATCH))
-        return;
-    n_buckets = wanted == CONFIG_SPECULATE ? job->layout->n_buckets : most_that_fit(job);
-    if (offloads)
-        log_copies(job, n_buckets);
-    else
-        log_choice(job, n_buckets);
-    give_places(&job->run.chosen, n_buckets);
+    if (zero->speculative_update == CONFIG_SPECULATE && !can_update && !offloads)
+        log_notice("zero_optimization.speculative_update has no effect: it is for one node, state in host memory, and "
+                   "stages 1 and 2");
+    if (job->layout->n_buckets > 0 && (zero->speculative_update == CONFIG_SPECULATE ||
+                                       (zero->speculative_update == CONFIG_SPECULATE_AUTO && computes_on_gpus)))
+        choose(job, can_update, &choice);
+    zero->early_buckets = choice.early;
+    zero->spare_buckets = choice.spare;
 }
 
 /* ---- in a step ----------------------------------------------------------------------------------------- */
@@ -132,16 +144,13 @@ static void done(void *userdata)
         job_todo(job); /* the drop has waited for this */
 }
 
-void speculate_parcel(struct job *job, uint32_t parcel)
+/* Updates the parcel speculatively. Its accumulators are in host memory. */
+static void update_parcel(void *userdata, uint32_t parcel)
 {
+    struct job *job = userdata;
     struct job_speculation *its = &job->speculation;
 
-    /* A run that was formed with places for this keeps them, whatever the configuration says now. */
-    if (job->config->zero.speculative_update == CONFIG_SPECULATE_NOT || job->run.survival.replay ||
-        job->phase != JOB_TRAINING || job->work.parcels[parcel].at.micro_batch + 1 != its->n_micro)
-        return;
-    step_complete(job->step, parcel);
-    if (!job->step->speculation || job->ledger.step < its->pauses_until)
+    if (!job->step->speculation || job->phase != JOB_TRAINING || job->ledger.step < its->pauses_until)
         return;
     if (!its->has_hypers)
         its->s = step_expect(job, its->hypers);
@@ -149,6 +158,14 @@ void speculate_parcel(struct job *job, uint32_t parcel)
     if (speculation_post(job->step->speculation, parcel, &(struct step_update){.groups = its->hypers, .s = its->s},
                          done, job))
         job->work.n_io++;
+}
+
+void speculate_parcel(struct job *job, uint32_t parcel)
+{
+    /* A run that was formed with places for this keeps them, whatever the configuration says now. */
+    if (job->config->zero.speculative_update != CONFIG_SPECULATE_NOT && !job->run.survival.replay &&
+        job->phase == JOB_TRAINING && job->work.parcels[parcel].at.micro_batch + 1 == job->speculation.n_micro)
+        step_complete(job->step, parcel, update_parcel, job);
 }
 
 void speculate_forget(struct job *job)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """
-Jobs on GPUs whose optimizer is in host memory: sums are copied to the host before the step is decided. All numbers are
-those of a job without such copies, whatever comes after a copy, and whenever a daemon dies.
+Jobs on GPUs whose optimizer is in host memory: before the step is decided, sums are copied to the host, and on one node
+chunks are updated in spare places. All numbers are those of a job without that, whatever comes after a copy, and whenever
+a daemon dies.
 """
 
 import time
@@ -27,6 +28,12 @@ def start(zerod, monkeypatch):
         return zerod({"world": {"size": 2}, "zero_optimization": zero, "gradient_clipping": 0, **config}, env)
 
     return begin
+
+
+def early_updates(daemon):
+    """Return: the numbers of chunks that were updated before the decision, and accepted or dropped."""
+    counters = daemon.status()["counters"]
+    return counters["n_early_updates"], counters["n_early_updates_dropped"]
 
 
 def micro_batch(ranks, *options):
@@ -104,6 +111,19 @@ def window(ranks):
         all_do(ranks, "commit")
 
 
+def check_early(daemon, what, before, early):
+    """Asserts that chunks were updated early, and accepted or dropped as this case wants it."""
+    accepted, dropped = (after - n for after, n in zip(early_updates(daemon), before))
+    if not early:
+        assert (accepted, dropped) == (0, 0)
+    elif what is other_rate:
+        assert accepted < dropped  # one group keeps its rate
+    elif what is one_more_micro_batch:
+        assert accepted == 0 and dropped > 0
+    elif what in (plain, window, left_out):
+        assert accepted > 0 and dropped == 0
+
+
 @pytest.mark.parametrize("stage", [2, *full(1, 3)])
 @pytest.mark.parametrize("what", [plain, one_more_micro_batch, one_less_micro_batch, aborted, aborted_at_once, left_out,
                                   skipped, other_rate, window])
@@ -113,7 +133,9 @@ def test_same(start, what, stage):
         daemon = start(early, stage)
         ranks = trainers(daemon)
         steps(ranks, 2)  # so that the number of micro-batches is known
+        before = early_updates(daemon)
         what(ranks)
+        check_early(daemon, what, before, early and stage < 3)
         found.append(state(ranks))
         steps(ranks, 2)
         found.append(state(ranks))
@@ -188,13 +210,17 @@ def test_memory(start):
 # ---- kills ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("n_nodes", [1, 2])
-@pytest.mark.parametrize("points", [("copied:kill@3", "early:kill@2", "copied:kill@11", "update:kill@4"),
-                                    ("early:fuse:200000@4", "decided:kill@2", "update:fuse:20000@7", "copied:fuse:50000@5")])
+COPIES = ("copied:kill@3", "early:kill@2", "copied:kill@11", "update:kill@4")
+MIXED = ("early:fuse:200000@4", "decided:kill@2", "update:fuse:20000@7", "copied:fuse:50000@5")
+UPDATES = ("speculate:fuse:20000@9", "accept:kill@5", "turn:kill@11", "speculated:kill@20", "accept:fuse:5000@7", "stamp:kill@30")
+
+
+@pytest.mark.parametrize("n_nodes, points", [(1, COPIES), (1, MIXED), (1, UPDATES), (2, COPIES), *full((2, MIXED))])
 def test_daemon_killed(build, tmp_path, n_nodes, points):
-    """Daemons die while sums are copied, and when their copies are updated from. No bit changes."""
+    """Daemons die while sums are copied, and while chunks are updated from the copies. No bit changes."""
     plan = Plan(2, n_nodes=n_nodes, device="cuda-offload", only=())
     plan.victims = [[] for _ in plan.victims]
-    plan.config["zero_optimization"]["speculative_update"] = True
+    plan.config["zero_optimization"] |= {"speculative_update": True, "stage": 2}
+    plan.config["gradient_clipping"] = plan.clipping = 1e9 if points is UPDATES else 25
     plan.lives = [[Life.at(point) for point in points] for _ in range(n_nodes)]
     assert one_run(build, kills.References(build, tmp_path), tmp_path, plan) > 0
