@@ -120,7 +120,8 @@ static void fill_memory(const struct job *job, struct status_bytes *memory)
 
     if (!job->layout)
         return;
-    memory[STATUS_MEMORY_STATE] = (struct status_bytes){job->state->state.n_bytes, planned->state};
+    memory[STATUS_MEMORY_STATE] =
+        (struct status_bytes){job->state->state.n_bytes + job->state->spare.n_bytes, planned->state};
     memory[STATUS_MEMORY_GRADIENT] = (struct status_bytes){job->state->gradient.n_bytes, planned->gradient};
     memory[STATUS_MEMORY_RING] = (struct status_bytes){ring_bytes_held(job, false), planned->ring};
     memory[STATUS_MEMORY_OVERFLOW] = (struct status_bytes){ring_bytes_held(job, true), planned->overflow};
