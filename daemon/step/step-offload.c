@@ -612,8 +612,10 @@ int offload_new(struct offload **out, struct step *step, uint32_t early_buckets)
     offload->early = calloc(offload->n_early + 1, sizeof(*offload->early));
     offload->portions = calloc((size_t)layout->n_parcels + 1, sizeof(*offload->portions));
     offload->moves = calloc(DEVICE_MAX_MOVES, sizeof(*offload->moves));
+    /* A large segment is kept, so that the next daemon need not find so much free memory. Its contents do not count. */
     if (offload->starts && offload->early && offload->portions && offload->moves)
-        r = segment_init(&offload->staging, "device.gradient", n_bytes);
+        r = offload->n_early > 0 ? segment_init_kept(&offload->staging, "device.staging", n_bytes)
+                                 : segment_init(&offload->staging, "device.gradient", n_bytes);
     if (r < 0) {
         offload_free(offload);
         return r;
