@@ -27,8 +27,8 @@
  * Further failpoints of libzerod are connected, formed, slot, copy, window-mapped, state-mapped. The daemon has
  * forming, reserve, reduce, verify, transfer, mirror, staging (GPUs: memory for a copy of the state is reserved),
  * writing, rewrite, decided, speculate, speculated, update, accept, turn, updated, answer, watch, others (an error:
- * other nodes' GPUs get no more time than this node's), stored (a window), early and copied (GPUs: sums are copied to the
- * host before the decision), and four for each message between nodes, with the message's name:
+ * other nodes' GPUs get no more time than this node's), stored (a window), early and copied (GPUs: sums are copied to
+ * the host before the decision), and four for each message between nodes, with the message's name:
  *     STORE.said         node 0 has sent the message to all nodes
  *     STORE.heard        a node is about to obey the message
  *     STORE.obeyed       the node has obeyed the message

@@ -197,8 +197,8 @@ static const struct config_key table[] = {
     KEY("zero_optimization.speculative_update", CHOICE, zero.speculative_update,
         "The update begins in the backward, into spare memory as large as the state, and counts only if the step is "
         "decided as expected; the numbers are the same. One node, state in host memory, stages 1 and 2. With "
-        "offload_optimizer, sums are copied to the host in the backward, on several nodes and in stage 3, too. auto: if "
-        "the models are on GPUs and the memory is there.",
+        "offload_optimizer, sums are copied to the host in the backward, on several nodes and in stage 3, too. "
+        "auto: if the models are on GPUs and the memory is there.",
         .def = "auto", .choices = speculates),
     SECTION("zero_optimization.offload_optimizer", "Where the optimizer state lives when the device is a GPU."),
     KEY("zero_optimization.offload_optimizer.device", CHOICE, zero.offload_optimizer,

@@ -139,8 +139,8 @@ static uint32_t find_number(const char *text, const char *name)
 }
 
 /*
- * A run with spare places keeps them, because values of its state may be in them. It keeps the places for copies of sums,
- * too, because its memory is admitted.
+ * A run with spare places keeps them, because values of its state may be in them. It keeps the places for copies of
+ * sums, too, because their memory is kept.
  */
 static void choose_speculation_again(struct job *job, const char *text)
 {

@@ -327,6 +327,8 @@ static void early_done(void *userdata, int result)
  */
 static void copy_early(struct offload *offload)
 {
+    enum { MOST_MOVES = DEVICE_MAX_MOVES - DEVICE_MAX_LOCAL }; /* so that another parcel fits */
+
     struct copy copy;
     int r;
 
@@ -334,7 +336,7 @@ static void copy_early(struct offload *offload)
         return;
     begin_copy(offload, &copy);
     copy.command.copy.aside = true;
-    for (uint32_t p = 0; p < offload->n_early && copy.command.copy.n_moves <= DEVICE_MAX_MOVES - DEVICE_MAX_LOCAL; p++) {
+    for (uint32_t p = 0; p < offload->n_early && copy.command.copy.n_moves <= MOST_MOVES; p++) {
         struct early *early = &offload->early[p];
 
         if (early->wanted > 0 && early->wanted == last_reduction(offload->step, p)) {
@@ -621,6 +623,9 @@ int offload_new(struct offload **out, struct step *step, uint32_t early_buckets)
         return r;
     }
     make_portions(offload);
+    if (offload->n_early < layout->n_parcels)
+        assert((offload->starts[offload->n_early] + OFFLOAD_SLOTS * offload->slot_elems) * sizeof(float) <= n_bytes);
+    assert(offload->starts[offload->n_early] * sizeof(float) <= n_bytes);
     *out = offload;
     return 0;
 }

@@ -262,7 +262,8 @@ void *step_staging(const struct step *step, uint32_t parcel, unsigned piece);
 
 /*
  * Call it when all expected gradients of the parcel are in the accumulators of this node. More may come nevertheless.
- * ready() is called when the accumulators are in host memory: at once, or later, or never if the step is decided before.
+ * ready() is called when the accumulators are in host memory: at once, or later, or never if the step is decided
+ * before.
  */
 void step_complete(struct step *step, uint32_t parcel, step_ready ready, void *userdata);
 

@@ -73,13 +73,14 @@ static void log_copies(const struct job *job, uint32_t n_buckets)
     const struct layout *layout = job->layout;
     uint64_t n_bytes = offload_staging_bytes(layout, job->world.first, job_n_local(job), n_buckets);
 
-    log_notice("the sums of %u of %u buckets are copied to host memory in the backward; there is room for %.1f MiB of sums",
+    log_notice("the sums of %u of %u buckets are copied to host memory in the backward; room for sums: %.1f MiB",
                n_buckets, layout->n_buckets, (double)n_bytes / (1 << 20));
 }
 
 static void log_spares(const struct job *job, struct choice choice)
 {
-    const struct choice none = {.early = choice.early}, every = {.early = choice.early, .spare = job->layout->n_buckets};
+    const struct choice none = {.early = choice.early};
+    const struct choice every = {.early = choice.early, .spare = job->layout->n_buckets};
     uint64_t without = needed_with(job, none);
     double mib = (double)(needed_with(job, choice) - without) / (1 << 20);
     double all = (double)(needed_with(job, every) - without) / (1 << 20);

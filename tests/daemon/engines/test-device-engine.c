@@ -453,8 +453,8 @@ static void host_init(struct gpus *gpus, unsigned n, struct host *host)
 enum { ASIDE_ROUNDS = 4 };
 
 /*
- * Orders copies of all ranks' slices of all buckets: gradients to the host, or weights from the host. A copy aside copies
- * all slices several times, so that a reduction that does not wait for it is sure to change the last copies.
+ * Orders copies of all ranks' slices of all buckets: gradients to the host, or weights from the host. A copy aside
+ * copies all slices several times, so that a reduction that does not wait for it is sure to change the last copies.
  */
 static void copy_slices(struct gpus *gpus, unsigned n, const struct host *host, bool weights, bool aside, uint64_t tag)
 {
@@ -641,8 +641,8 @@ static void check_copied(const struct gpus *gpus, const struct host *host)
         uint64_t elem = param->offset_elems + chunk->start_elem;
 
         if (state_owns(host->state, chunk->rank) && gpus->step->begun[chunk->part])
-            assert_memory_equal(state_acc(host->state, param->bucket, elem), state_acc(gpus->state, param->bucket, elem),
-                                chunk->n_elems * sizeof(float));
+            assert_memory_equal(state_acc(host->state, param->bucket, elem),
+                                state_acc(gpus->state, param->bucket, elem), chunk->n_elems * sizeof(float));
     }
 }
 

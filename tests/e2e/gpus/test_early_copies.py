@@ -5,6 +5,7 @@ chunks are updated in spare places. All numbers are those of a job without that,
 a daemon dies.
 """
 
+import re
 import time
 
 import pytest
@@ -23,8 +24,8 @@ def start(zerod, monkeypatch):
     """start(early, stage, env, **config) -> a daemon whose job is on GPUs, with its optimizer in host memory."""
     monkeypatch.setenv("ZEROD_DEVICE", "cuda-offload")
 
-    def begin(early, stage=2, env=None, **config):
-        zero = {"stage": stage, "reduce_bucket_size": 300, "speculative_update": early}
+    def begin(early, stage=2, env=None, bucket=300, **config):
+        zero = {"stage": stage, "reduce_bucket_size": bucket, "speculative_update": early}
         return zerod({"world": {"size": 2}, "zero_optimization": zero, "gradient_clipping": 0, **config}, env)
 
     return begin
@@ -195,16 +196,25 @@ def test_before_the_decision(build, start, early):
     step(ranks)
 
 
-def test_memory(start):
-    """Copies have as much memory as is wanted. What they take is planned and held."""
-    held = {}
-    for early in (True, False):
-        daemon = start(early)
-        steps(trainers(daemon), 1)
-        memory = daemon.status()["memory"]["staging"]
-        assert memory["held_bytes"] == memory["planned_bytes"]
-        held[early] = memory["held_bytes"]
-    assert held[True] != held[False]
+@pytest.mark.parametrize("more_bytes, early, spare", [(300_000, "[1-9]", None), (2_500_000, "16", "[1-9]")])
+def test_short_memory(start, more_bytes, early, spare):
+    """limits.memory leaves room for some buckets, and to read a parameter. The others are copied after the decision."""
+
+    def run(early, **config):
+        daemon = start(early, bucket=20000, **config)
+        ranks = trainers(daemon, declare=("many", 48, "elems=5000"))
+        steps(ranks, 4)
+        return daemon, state(ranks)
+
+    daemon, expected = run(False)
+    memory = daemon.status()["memory"]
+    needed = sum(memory[kind]["planned_bytes"] for kind in ("state", "staging", "fixed"))
+    daemon, found = run("auto", limits={"memory": needed + more_bytes})
+    assert found == expected
+    assert re.search(f"the sums of {early} of 16 buckets are copied", daemon.err()), daemon.err()
+    assert (early_updates(daemon)[0] > 0) == (spare is not None)
+    if spare:
+        assert re.search(f"the update of {spare} of 16 buckets begins in the backward", daemon.err()), daemon.err()
 
 
 # ---- kills ------------------------------------------------------------------------------------------------------------
