@@ -234,8 +234,8 @@ static void find_lasting(const struct job *job, struct speculate_obstacle *found
 
     if (config->zero.speculative_update == CONFIG_SPECULATE_NOT)
         *found = (struct speculate_obstacle){"configured", "zero_optimization.speculative_update is false"};
-    else if (config->device != CONFIG_DEVICE_CPU)
-        *found = (struct speculate_obstacle){"gpu-job", "the job is on GPUs (device: cuda)"};
+    else if (config->device != CONFIG_DEVICE_CPU && !config_offloads(config))
+        *found = (struct speculate_obstacle){"gpu-job", "the state is on GPUs (device: cuda without offload_optimizer)"};
     else if (!job->coordinator->alone)
         *found = (struct speculate_obstacle){"several-nodes", "the job has several nodes"};
     else if (config_stage(config) > 2)
@@ -243,7 +243,7 @@ static void find_lasting(const struct job *job, struct speculate_obstacle *found
     else if (job->layout->n_buckets == 0)
         *found = (struct speculate_obstacle){"no-buckets", "no parameter is trained"};
     else if (n_with_places(job) == 0 && config->zero.speculative_update == CONFIG_SPECULATE_AUTO &&
-             config->zero.gpu_room == CONFIG_GPU_ROOM_NONE && !gpu_room_is_for_all(job))
+             config->device == CONFIG_DEVICE_CPU && config->zero.gpu_room == CONFIG_GPU_ROOM_NONE && !gpu_room_is_for_all(job))
         *found = (struct speculate_obstacle){
             "host-models", "a model is in host memory, and zero_optimization.speculative_update is auto"};
     else if (n_with_places(job) == 0)

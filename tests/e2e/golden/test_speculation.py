@@ -166,7 +166,7 @@ def test_why_not_on_gpus(zerod, monkeypatch):
     monkeypatch.setenv("ZEROD_DEVICE", "cuda")
     daemon = zerod(ON)
     steps(trainers(daemon), 2)
-    assert why(daemon) == ("gpu-job", "the job is on GPUs (device: cuda)")
+    assert why(daemon) == ("gpu-job", "the state is on GPUs (device: cuda without offload_optimizer)")
 
 
 def test_why_not_without_parameters(zerod):
