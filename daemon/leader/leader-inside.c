@@ -36,7 +36,7 @@ void leader_tell(struct leader *leader, unsigned node, enum node_kind kind, uint
 
 bool leader_is_gone(const struct node *node)
 {
-    return node->asked && !node->has_args;
+    return node->step.asked && !node->step.has_args;
 }
 
 void leader_start_motion(struct leader *leader, struct motion *motion, uint64_t n_tags)
@@ -49,14 +49,10 @@ void leader_start_motion(struct leader *leader, struct motion *motion, uint64_t 
 
 void leader_forget_request(struct node *node)
 {
-    node->asked = node->wants_norm = node->summed = node->updated = false;
-    node->has_args = node->proceed = false;
-    node->wants_window = node->ends_window = node->stored = false;
-    free((void *)node->args.groups);
-    node->args = (struct request_step){0};
-    free(steal_ptr(node->pushed_any));
-    free(steal_ptr(node->pushed_all));
-    node->n_bits_bytes = 0;
+    free((void *)node->step.args.groups);
+    free(node->step.pushed_any);
+    free(node->step.pushed_all);
+    node->step = (struct node_step){0};
 }
 
 void leader_forget_step(struct leader *leader)

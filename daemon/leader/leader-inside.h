@@ -75,24 +75,40 @@ struct ended {
     uint32_t n_windows;
 };
 
-struct node {
-    struct kept kept;
-    struct ended ended;
-    bool wants_to_stop; /* the node's daemon was told to stop */
-    bool may_stop;      /* node 0 has sent MAY_STOP to the node */
-    bool shown, declared, formed, connected, asked, wants_norm, summed, updated;
-    bool wants_window, ends_window, stored;
-    bool loaded;            /* the node has looked for a checkpoint */
-    uint64_t loaded_digest; /* digest of that checkpoint's description; 0: not known */
-    uint64_t loaded_step;   /* the step of its checkpoint, plus 1; 0: it has no checkpoint */
+/* From the node's last DECLARED. */
+struct declaration {
     uint64_t digest;
-    uint32_t gpu_room;                      /* the room that the node wants; from DECLARED, like run_id */
+    uint32_t gpu_room;                      /* the room that the node wants */
     char run_id[WIRE_MAX_RUN_ID_BYTES + 1]; /* empty: any run */
+};
+
+/* The checkpoint that the node has found, from its last LOADED. */
+struct found_checkpoint {
+    bool said;       /* the node has looked for a checkpoint */
+    uint64_t digest; /* digest of the checkpoint's description; 0: not known */
+    uint64_t step;   /* the step of the checkpoint, plus 1; 0: the node has none */
+};
+
+/* The node's requests and reports about the open step or window, reset by leader_forget_request(). */
+struct node_step {
+    bool asked, wants_norm, summed, updated;
+    bool wants_window, ends_window, stored;
     /* From ASKED. */
     struct request_step args; /* groups are owned */
     bool has_args, proceed;
     uint8_t *pushed_any, *pushed_all;
     size_t n_bits_bytes;
+};
+
+struct node {
+    struct kept kept;
+    struct ended ended;
+    bool wants_to_stop; /* the node's daemon was told to stop */
+    bool may_stop;      /* node 0 has sent MAY_STOP to the node */
+    bool shown, declared, formed, connected;
+    struct declaration declaration;
+    struct found_checkpoint checkpoint;
+    struct node_step step;
     /* From SUM. */
     struct exact_sum squares;
     struct node_finding finding;

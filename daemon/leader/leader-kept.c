@@ -86,11 +86,11 @@ static void carry_on(struct leader *leader, unsigned node)
     const struct kept *kept = &leader->nodes[node].kept;
 
     if (leader->phase == LEADER_UPDATING) {
-        leader->nodes[node].updated = kept->stand == NODE_STANDS_UPDATED;
+        leader->nodes[node].step.updated = kept->stand == NODE_STANDS_UPDATED;
         if (!is_decided(kept->stand))
             leader->ops.decide_again(leader->ops.userdata, node);
     } else if (leader->phase == LEADER_STORING) {
-        leader->nodes[node].stored = kept->stand == NODE_STANDS_STORED;
+        leader->nodes[node].step.stored = kept->stand == NODE_STANDS_STORED;
         if (!is_storing(kept->stand))
             leader_tell(leader, node, NODE_STORE, leader->step);
     } else { /* weights are moving, and the node may lack any of them */
@@ -110,7 +110,7 @@ static bool reopen(struct leader *leader, unsigned node)
 
     if (!is_open && !is_empty(leader, node))
         return false;
-    leader->nodes[node].ends_window = false;
+    leader->nodes[node].step.ends_window = false;
     if (!is_open)
         leader_tell(leader, node, NODE_OPEN, leader->step);
     return true;

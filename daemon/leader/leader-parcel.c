@@ -25,7 +25,7 @@ bool leader_is_settled(const struct leader *leader, const struct leader_parcel *
     const struct place *place = &parcel->places[node];
 
     return leader_is_at(place, parcel) || place->micro_batch > parcel->micro_batch ||
-           (leader->nodes[node].asked && !place->ready);
+           (leader->nodes[node].step.asked && !place->ready);
 }
 
 /* ---- exchanges ----------------------------------------------------------------------------------------- */
@@ -80,7 +80,7 @@ static bool skip_ahead(struct leader *leader, struct leader_parcel *parcel)
     uint32_t next = UINT32_MAX;
 
     for (unsigned i = 0; i < leader->n_nodes; i++)
-        if (parcel->places[i].ready || !leader->nodes[i].asked)
+        if (parcel->places[i].ready || !leader->nodes[i].step.asked)
             next = MIN(next, parcel->places[i].micro_batch);
     if (next == UINT32_MAX || next <= parcel->micro_batch)
         return false;

@@ -126,7 +126,7 @@ void leader_forget_checkpoints(struct leader *leader)
     leader->save = (struct leader_save){0};
     leader->has_agreed = leader->has_loaded = false;
     for (unsigned i = 0; i < leader->n_nodes; i++)
-        leader->nodes[i].loaded = false;
+        leader->nodes[i].checkpoint.said = false;
 }
 
 /* ---- loading ------------------------------------------------------------------------------------------- */
@@ -137,7 +137,7 @@ static unsigned find_oldest(const struct leader *leader)
     unsigned oldest = 0;
 
     for (unsigned i = 1; i < leader->n_nodes; i++)
-        if (leader->nodes[i].loaded_step < leader->nodes[oldest].loaded_step)
+        if (leader->nodes[i].checkpoint.step < leader->nodes[oldest].checkpoint.step)
             oldest = i;
     return oldest;
 }
@@ -147,7 +147,7 @@ static unsigned find_newer(const struct leader *leader, uint64_t loaded_step)
 {
     unsigned i = 0;
 
-    while (i < leader->n_nodes && leader->nodes[i].loaded_step == loaded_step)
+    while (i < leader->n_nodes && leader->nodes[i].checkpoint.step == loaded_step)
         i++;
     return i;
 }
@@ -159,7 +159,7 @@ static void refuse_lack(struct leader *leader, unsigned without, unsigned with)
     snprintf(text, sizeof(text),
              "node %u finds no checkpoint in checkpoint.dir, and node %u has found that of step %" PRIu64
              ": the folder must be one that all nodes see, such as one of NFS",
-             without, with, leader->nodes[with].loaded_step - 1);
+             without, with, leader->nodes[with].checkpoint.step - 1);
     leader_refuse_with(leader, E_NOT_LOADED, text);
 }
 
@@ -170,17 +170,17 @@ static bool check_digests(struct leader *leader)
     unsigned first = 0;
     char text[256];
 
-    while (first < leader->n_nodes && !leader->nodes[first].loaded_digest)
+    while (first < leader->n_nodes && !leader->nodes[first].checkpoint.digest)
         first++;
     for (unsigned i = first + 1; i < leader->n_nodes; i++) {
-        uint64_t digest = leader->nodes[i].loaded_digest;
+        uint64_t digest = leader->nodes[i].checkpoint.digest;
 
-        if (!digest || digest == leader->nodes[first].loaded_digest)
+        if (!digest || digest == leader->nodes[first].checkpoint.digest)
             continue;
         snprintf(text, sizeof(text),
                  "node %u has found another checkpoint of step %" PRIu64
                  " in checkpoint.dir than node %u: the folder must be one that all nodes see, such as one of NFS",
-                 i, leader->nodes[i].loaded_step - 1, first);
+                 i, leader->nodes[i].checkpoint.step - 1, first);
         leader_refuse_with(leader, E_NOT_LOADED, text);
         return false;
     }
@@ -192,7 +192,7 @@ static void load_older(struct leader *leader, uint64_t loaded_step)
 {
     assert(loaded_step > 0); /* it is the step plus 1 */
     for (unsigned i = 0; i < leader->n_nodes; i++)
-        leader->nodes[i].loaded = leader->nodes[i].loaded_step == loaded_step;
+        leader->nodes[i].checkpoint.said = leader->nodes[i].checkpoint.step == loaded_step;
     leader_say(leader, (struct node_message){.kind = NODE_LOAD, .forget = true, .digest = loaded_step - 1});
 }
 
@@ -218,19 +218,19 @@ void leader_try_load(struct leader *leader)
     if (!leader->loads || leader->has_agreed || leader->phase != LEADER_STARTING || !leader_all_are_connected(leader))
         return;
     for (unsigned i = 0; i < leader->n_nodes; i++)
-        if (!leader->nodes[i].loaded)
+        if (!leader->nodes[i].checkpoint.said)
             return;
     oldest = find_oldest(leader);
-    newer = find_newer(leader, leader->nodes[oldest].loaded_step);
+    newer = find_newer(leader, leader->nodes[oldest].checkpoint.step);
     if (newer == leader->n_nodes) {
         if (check_digests(leader))
-            agree(leader, leader->nodes[oldest].loaded_step);
+            agree(leader, leader->nodes[oldest].checkpoint.step);
         return;
     }
-    if (leader->nodes[oldest].loaded_step == 0)
+    if (leader->nodes[oldest].checkpoint.step == 0)
         refuse_lack(leader, oldest, newer);
     else
-        load_older(leader, leader->nodes[oldest].loaded_step);
+        load_older(leader, leader->nodes[oldest].checkpoint.step);
 }
 
 void leader_hear_loaded(struct leader *leader, unsigned node, const struct node_message *message)
@@ -241,9 +241,9 @@ void leader_hear_loaded(struct leader *leader, unsigned node, const struct node_
         leader->ops.complain(leader->ops.userdata, node, "LOADED.tag: no such step");
         return;
     }
-    leader->nodes[node].loaded = true;
-    leader->nodes[node].loaded_step = message->proceed ? message->tag + 1 : 0;
-    leader->nodes[node].loaded_digest = message->proceed ? message->digest : 0;
+    leader->nodes[node].checkpoint.said = true;
+    leader->nodes[node].checkpoint.step = message->proceed ? message->tag + 1 : 0;
+    leader->nodes[node].checkpoint.digest = message->proceed ? message->digest : 0;
     leader_try_load(leader);
     leader_try_spread(leader);
 }

@@ -20,7 +20,7 @@
 static bool any_asks(const struct leader *leader)
 {
     for (unsigned i = 0; i < leader->n_nodes; i++)
-        if (leader->nodes[i].wants_norm || (leader->nodes[i].asked && !leader_is_gone(&leader->nodes[i])))
+        if (leader->nodes[i].step.wants_norm || (leader->nodes[i].step.asked && !leader_is_gone(&leader->nodes[i])))
             return true;
     return false;
 }
@@ -31,9 +31,9 @@ static bool all_are_through(const struct leader *leader)
     bool any = false;
 
     for (unsigned i = 0; i < leader->n_nodes; i++) {
-        if (!leader->nodes[i].asked && !leader->nodes[i].wants_norm)
+        if (!leader->nodes[i].step.asked && !leader->nodes[i].step.wants_norm)
             return false;
-        any |= leader->nodes[i].has_args || leader->nodes[i].wants_norm;
+        any |= leader->nodes[i].step.has_args || leader->nodes[i].step.wants_norm;
     }
     if (!any)
         return false;
@@ -54,7 +54,7 @@ void leader_try_step(struct leader *leader)
     assert(leader->n_moving == 0);
     leader->phase = LEADER_MEASURING;
     for (unsigned i = 0; i < leader->n_nodes; i++)
-        leader->nodes[i].summed = false;
+        leader->nodes[i].step.summed = false;
     leader_say(leader, (struct node_message){.kind = NODE_MEASURE});
 }
 
@@ -72,19 +72,19 @@ static bool keep_request(struct node *node, const struct node_message *message)
 {
     struct wire_hyper *groups = calloc(message->args.n_groups + 1, sizeof(*groups));
 
-    node->n_bits_bytes = MIN(message->n_any_bytes, message->n_all_bytes);
-    node->pushed_any = copy_bytes(message->pushed_any, node->n_bits_bytes);
-    node->pushed_all = copy_bytes(message->pushed_all, node->n_bits_bytes);
-    node->args = message->args;
-    node->args.groups = groups;
-    if (!groups || !node->pushed_any || !node->pushed_all) {
+    node->step.n_bits_bytes = MIN(message->n_any_bytes, message->n_all_bytes);
+    node->step.pushed_any = copy_bytes(message->pushed_any, node->step.n_bits_bytes);
+    node->step.pushed_all = copy_bytes(message->pushed_all, node->step.n_bits_bytes);
+    node->step.args = message->args;
+    node->step.args.groups = groups;
+    if (!groups || !node->step.pushed_any || !node->step.pushed_all) {
         leader_forget_request(node);
         return false;
     }
     if (message->args.n_groups > 0)
         memcpy(groups, message->args.groups, message->args.n_groups * sizeof(*groups));
-    node->has_args = message->has_rank;
-    node->proceed = message->proceed;
+    node->step.has_args = message->has_rank;
+    node->step.proceed = message->proceed;
     return true;
 }
 
@@ -94,7 +94,7 @@ void leader_hear_request(struct leader *leader, unsigned node, const struct node
 
     if (message->pass < leader->n_all_backs)
         return; /* the node asked before it received the last BACK of all ranks, and will ask again */
-    if (leader->phase != LEADER_TRAINING || n->asked || n->wants_norm) {
+    if (leader->phase != LEADER_TRAINING || n->step.asked || n->step.wants_norm) {
         leader->ops.complain(leader->ops.userdata, node, "ASKED: it has asked already");
         return;
     }
@@ -103,8 +103,8 @@ void leader_hear_request(struct leader *leader, unsigned node, const struct node
         leader_give_up(leader, 0, "node 0 is out of memory");
         return;
     }
-    n->asked = message->kind == NODE_ASKED;
-    n->wants_norm = message->kind == NODE_WANT_NORM;
+    n->step.asked = message->kind == NODE_ASKED;
+    n->step.wants_norm = message->kind == NODE_WANT_NORM;
     for (uint32_t p = 0; p < leader->layout->n_parcels; p++)
         leader_try_parcel(leader, p);
     leader_try_step(leader);
@@ -147,7 +147,7 @@ void leader_hear_back(struct leader *leader, unsigned node, const struct node_me
     bool all = (message->proceed && message->pass == leader->n_all_backs) || (is_timely && all_are_gone(leader));
     bool late = is_timely && message->forget;
 
-    if (!all && !late && !(is_timely && (n->asked || n->wants_norm || n->wants_window)))
+    if (!all && !late && !(is_timely && (n->step.asked || n->step.wants_norm || n->step.wants_window)))
         return;
     for (unsigned i = 0; trains && i < leader->n_nodes; i++) {
         if (!all && i != node)
@@ -175,8 +175,8 @@ static bool is_before(const struct node_finding *a, const struct node_finding *b
 static void merge_bits(struct leader_merged *merged, const struct node *node)
 {
     for (size_t k = 0; k < merged->n_bits_bytes; k++) {
-        merged->pushed_any[k] |= k < node->n_bits_bytes ? node->pushed_any[k] : 0;
-        merged->pushed_all[k] &= k < node->n_bits_bytes ? node->pushed_all[k] : 0;
+        merged->pushed_any[k] |= k < node->step.n_bits_bytes ? node->step.pushed_any[k] : 0;
+        merged->pushed_all[k] &= k < node->step.n_bits_bytes ? node->step.pushed_all[k] : 0;
     }
 }
 
@@ -193,11 +193,11 @@ static void merge(const struct leader *leader, struct leader_merged *merged, str
         exact_sum_merge(&merged->squares, &squares);
         if (node->finding.found && (!merged->finding.found || is_before(&node->finding, &merged->finding)))
             merged->finding = node->finding;
-        merged->proceed |= node->proceed;
+        merged->proceed |= node->step.proceed;
         merge_bits(merged, node);
-        found_inf |= node->args.found_inf;
-        if (node->has_args && !merged->args) {
-            *args = node->args;
+        found_inf |= node->step.args.found_inf;
+        if (node->step.has_args && !merged->args) {
+            *args = node->step.args;
             merged->args = args;
         }
     }
@@ -259,7 +259,7 @@ static void all_are_summed(struct leader *leader)
     memset(all, 0xff, n);
     merge(leader, &merged, &args);
     for (unsigned i = 0; i < leader->n_nodes; i++)
-        wants_norm |= leader->nodes[i].wants_norm;
+        wants_norm |= leader->nodes[i].step.wants_norm;
     if (wants_norm)
         say_norm(leader, &merged.squares);
     else
@@ -277,9 +277,9 @@ void leader_hear_sum(struct leader *leader, unsigned node, const struct node_mes
         return;
     }
     n->finding = message->finding;
-    n->summed = true;
+    n->step.summed = true;
     for (unsigned i = 0; i < leader->n_nodes; i++)
-        if (!leader->nodes[i].summed)
+        if (!leader->nodes[i].step.summed)
             return;
     all_are_summed(leader);
 }
@@ -302,7 +302,7 @@ void leader_try_updated(struct leader *leader)
 {
     assert(leader->phase == LEADER_UPDATING);
     for (unsigned i = 0; i < leader->n_nodes; i++)
-        if (!leader->nodes[i].updated)
+        if (!leader->nodes[i].step.updated)
             return;
     all_are_updated(leader);
 }
@@ -311,7 +311,7 @@ void leader_hear_updated(struct leader *leader, unsigned node, const struct node
 {
     if (leader->phase != LEADER_UPDATING)
         return;
-    leader->nodes[node].updated = true;
+    leader->nodes[node].step.updated = true;
     leader_try_updated(leader);
 }
 

@@ -23,12 +23,12 @@ static bool all_say(const struct leader *leader, bool (*says)(const struct node 
 
 static bool wants_window(const struct node *node)
 {
-    return node->wants_window || leader_is_gone(node);
+    return node->step.wants_window || leader_is_gone(node);
 }
 
 void leader_hear_window(struct leader *leader, unsigned node, const struct node_message *message)
 {
-    leader->nodes[node].wants_window = true;
+    leader->nodes[node].step.wants_window = true;
     if (leader->phase != LEADER_TRAINING || leader_ends(leader) || !all_say(leader, wants_window))
         return;
     leader->phase = LEADER_WINDOW;
@@ -62,7 +62,7 @@ void leader_say_write(struct leader *leader)
 
 static bool ends_window(const struct node *node)
 {
-    return node->ends_window || leader_is_gone(node);
+    return node->step.ends_window || leader_is_gone(node);
 }
 
 void leader_hear_window_end(struct leader *leader, unsigned node, const struct node_message *message)
@@ -73,7 +73,7 @@ void leader_hear_window_end(struct leader *leader, unsigned node, const struct n
         leader_give_up(leader, 0, "node 0 is out of memory");
         return;
     }
-    leader->nodes[node].ends_window = true;
+    leader->nodes[node].step.ends_window = true;
     if (!all_say(leader, ends_window))
         return;
     if (leader->forgets) {
@@ -88,12 +88,12 @@ void leader_hear_window_end(struct leader *leader, unsigned node, const struct n
 
 static bool has_stored(const struct node *node)
 {
-    return node->stored;
+    return node->step.stored;
 }
 
 void leader_hear_stored(struct leader *leader, unsigned node, const struct node_message *message)
 {
-    leader->nodes[node].stored = true;
+    leader->nodes[node].step.stored = true;
     leader_try_stored(leader);
 }
 

@@ -193,7 +193,7 @@ static unsigned find_run(const struct leader *leader)
 {
     unsigned i = 0;
 
-    while (i < leader->n_nodes && !leader->nodes[i].run_id[0])
+    while (i < leader->n_nodes && !leader->nodes[i].declaration.run_id[0])
         i++;
     return i;
 }
@@ -205,12 +205,12 @@ static bool check_runs(struct leader *leader)
     char text[2 * WIRE_MAX_RUN_ID_BYTES + 128];
 
     for (unsigned i = first + 1; i < leader->n_nodes; i++) {
-        const struct node *a = &leader->nodes[i], *b = &leader->nodes[first];
+        const char *a = leader->nodes[i].declaration.run_id, *b = leader->nodes[first].declaration.run_id;
 
-        if (!a->run_id[0] || strcmp(a->run_id, b->run_id) == 0)
+        if (!a[0] || strcmp(a, b) == 0)
             continue;
-        snprintf(text, sizeof(text), "the ranks of node %u have the run id %s, those of node %u have %s", i, a->run_id,
-                 first, b->run_id);
+        snprintf(text, sizeof(text), "the ranks of node %u have the run id %s, those of node %u have %s", i, a, first,
+                 b);
         leader_refuse_with(leader, E_OTHER_RUN, text);
         return false;
     }
@@ -223,7 +223,7 @@ static uint32_t find_gpu_room(const struct leader *leader)
     uint32_t least = CONFIG_GPU_ROOM_MICRO_BATCH;
 
     for (unsigned i = 0; i < leader->n_nodes; i++)
-        least = MIN(least, leader->nodes[i].gpu_room);
+        least = MIN(least, leader->nodes[i].declaration.gpu_room);
     return least;
 }
 
@@ -238,12 +238,12 @@ static void try_form(struct leader *leader)
     if (!check_runs(leader))
         return;
     for (unsigned i = 1; i < leader->n_nodes; i++) {
-        if (leader->nodes[i].digest == leader->nodes[0].digest)
+        if (leader->nodes[i].declaration.digest == leader->nodes[0].declaration.digest)
             continue;
         snprintf(text, sizeof(text),
                  "the ranks of node %u declare other parameters than those of node 0 (digests %016" PRIx64
                  " and %016" PRIx64 ")",
-                 i, leader->nodes[i].digest, leader->nodes[0].digest);
+                 i, leader->nodes[i].declaration.digest, leader->nodes[0].declaration.digest);
         show_manifests(leader, text);
         return;
     }
@@ -254,10 +254,11 @@ static void try_form(struct leader *leader)
     leader->has_weights = false; /* a late report about the dropped job may have set it */
     leader->step = 0;
     leader->attempt = leader->n_windows = 0;
-    leader_say(leader, (struct node_message){.kind = NODE_FORM,
-                                             .digest = leader->nodes[0].digest,
-                                             .pass = find_gpu_room(leader),
-                                             .text = first < leader->n_nodes ? leader->nodes[first].run_id : ""});
+    leader_say(leader,
+               (struct node_message){.kind = NODE_FORM,
+                                     .digest = leader->nodes[0].declaration.digest,
+                                     .pass = find_gpu_room(leader),
+                                     .text = first < leader->n_nodes ? leader->nodes[first].declaration.run_id : ""});
 }
 
 static void hear_declared(struct leader *leader, unsigned node, const struct node_message *message)
@@ -277,9 +278,9 @@ static void hear_declared(struct leader *leader, unsigned node, const struct nod
         leader->last_tag = (uint64_t)leader->generation << 32;
     }
     n->declared = true;
-    n->digest = message->digest;
-    n->gpu_room = message->pass;
-    strcpy(n->run_id, message->text);
+    n->declaration.digest = message->digest;
+    n->declaration.gpu_room = message->pass;
+    strcpy(n->declaration.run_id, message->text);
     if (leader->phase == LEADER_DECLARING)
         try_form(leader);
 }
@@ -634,22 +635,22 @@ uint64_t leader_waits_for(const struct leader *leader)
             break;
         case LEADER_STARTING:
             waits = !node->connected ||
-                    (leader->loads && !leader->has_agreed ? !node->loaded : i == 0 && !leader->has_weights);
+                    (leader->loads && !leader->has_agreed ? !node->checkpoint.said : i == 0 && !leader->has_weights);
             break;
         case LEADER_MEASURING:
-            waits = !node->summed;
+            waits = !node->step.summed;
             break;
         case LEADER_UPDATING:
-            waits = !node->updated;
+            waits = !node->step.updated;
             break;
         case LEADER_TRAINING:
-            waits = !node->asked && !node->wants_norm && !node->wants_window;
+            waits = !node->step.asked && !node->step.wants_norm && !node->step.wants_window;
             break;
         case LEADER_WINDOW:
-            waits = !node->ends_window;
+            waits = !node->step.ends_window;
             break;
         case LEADER_STORING:
-            waits = !node->stored;
+            waits = !node->step.stored;
             break;
         default:
             waits = !(leader->weights.moved >> i & 1);
