@@ -70,7 +70,7 @@ void leader_forget_step(struct leader *leader)
         parcel->motion = (struct motion){0};
         parcel->queued = parcel->has_moved = false;
     }
-    leader->n_moving = leader->n_queued = 0;
+    leader->exchange.n_moving = leader->exchange.n_queued = 0;
 }
 
 void leader_abort_step(struct leader *leader, const struct node_message *message)

@@ -134,42 +134,69 @@ struct leader_fetch {
     uint64_t params[];
 };
 
+/* The sources of parcels' pieces: how many each node has, and the number of its first one. */
+struct leader_sources {
+    unsigned n[LEADER_MAX_NODES], first[LEADER_MAX_NODES];
+    unsigned n_all;
+};
+
+/* The checkpoint that the job begins with. */
+struct leader_load {
+    bool is_on;      /* nodes look for a checkpoint */
+    bool has_agreed; /* they have agreed on a checkpoint, or on none */
+    bool has_loaded; /* they have agreed on a checkpoint */
+};
+
+/* What was written in the window, as node 0 reports. */
+struct leader_written {
+    bool forgets;     /* the window has nothing to store */
+    uint64_t *arrays; /* owned */
+    size_t n_arrays;
+};
+
+/* The exchange of parcels. */
+struct leader_exchange {
+    struct place *places; /* of all nodes in all parcels */
+    unsigned n_moving;    /* parcels with a motion, at most NODE_MAX_MOVING */
+    uint32_t *queue;      /* parcels that wait for a free motion; a ring with room for all parcels */
+    uint32_t queue_first, n_queued;
+    uint64_t *masks; /* scratch: one per part of the largest parcel */
+};
+
 struct leader {
     unsigned n_nodes, stage;
     bool partitions_all;
-    unsigned n_sources[LEADER_MAX_NODES], first_source[LEADER_MAX_NODES];
-    unsigned n_all_sources;
+    struct leader_sources sources;
     struct leader_ops ops;
     enum leader_phase phase;
     uint32_t n_all_backs; /* number of BACKs of all ranks in this run; reports of nodes that received fewer are stale */
     const struct layout *layout;
     struct leader_parcel *parcels;
-    struct place *places;
-    unsigned n_moving; /* parcels with a motion, at most NODE_MAX_MOVING */
-    uint32_t *queue;   /* parcels that wait for a free motion; a ring with room for all parcels */
-    uint32_t queue_first, n_queued;
+    struct leader_exchange exchange;
     struct node nodes[LEADER_MAX_NODES];
     struct motion weights; /* spread or gathered */
     struct leader_fetch *fetches;
     struct leader_save save;
-    bool loads, has_agreed; /* nodes look for a checkpoint; they have agreed on one, or on none */
-    bool has_loaded;        /* nodes have agreed on a checkpoint */
-    bool has_weights;       /* rank 0's initial weights are complete */
-    bool applies;           /* whether the decided step is applied */
-    bool forgets;           /* the window has nothing to store, as node 0 reports */
-    uint64_t *written;      /* the arrays written in the window, as node 0 reports; owned */
-    size_t n_written;
+    struct leader_load load;
+    bool has_weights; /* rank 0's initial weights are complete */
+    bool applies;     /* whether the decided step is applied */
+    struct leader_written written;
     char differ[256]; /* why manifests are shown */
     uint64_t step, last_tag;
     uint32_t n_windows; /* closed since the last commit */
     uint32_t attempt, generation;
-    uint64_t *masks; /* scratch: one per part of the largest parcel */
 };
 
 /* Is the message about the open step, in its open attempt? */
 static inline bool leader_is_current(const struct leader *leader, const struct node_message *message)
 {
     return message->step == leader->step && message->attempt == leader->attempt;
+}
+
+/* Do nodes look for a checkpoint, and have not agreed on one yet? */
+static inline bool leader_is_loading(const struct leader *leader)
+{
+    return leader->load.is_on && !leader->load.has_agreed;
 }
 
 /* leader-inside.c */

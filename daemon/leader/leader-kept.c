@@ -246,7 +246,7 @@ static void take_up(struct leader *leader)
     bool goes_on = true;
 
     leader->phase = find_phase(leader);
-    leader->forgets = true; /* the window has nothing to store, until node 0 reports otherwise */
+    leader->written.forgets = true; /* the window has nothing to store, until node 0 reports otherwise */
     for (unsigned i = 0; goes_on && i < leader->n_nodes; i++)
         goes_on = take_in(leader, i);
     if (!goes_on)

@@ -30,20 +30,21 @@ bool leader_is_settled(const struct leader *leader, const struct leader_parcel *
 
 /* ---- exchanges ----------------------------------------------------------------------------------------- */
 
-/* Merges the masks of all nodes' pieces into leader->masks. Return: the number of masks, or 0 if all are full. */
+/* Merges the masks of all nodes' pieces into exchange.masks. Return: the number of masks, or 0 if all are full. */
 static size_t merge_masks(struct leader *leader, const struct leader_parcel *parcel, uint32_t n_parts)
 {
+    uint64_t *masks = leader->exchange.masks;
     bool whole = true;
 
-    memset(leader->masks, 0, n_parts * sizeof(*leader->masks));
+    memset(masks, 0, n_parts * sizeof(*masks));
     for (unsigned i = 0; i < leader->n_nodes; i++) {
         const struct place *place = &parcel->places[i];
-        uint64_t all = (UINT64_C(1) << leader->n_sources[i]) - 1;
+        uint64_t all = (UINT64_C(1) << leader->sources.n[i]) - 1;
 
         if (!leader_is_at(place, parcel) || place->masks)
             whole = false;
         for (uint32_t k = 0; leader_is_at(place, parcel) && k < n_parts; k++)
-            leader->masks[k] |= (place->masks ? place->masks[k] & all : all) << leader->first_source[i];
+            masks[k] |= (place->masks ? place->masks[k] & all : all) << leader->sources.first[i];
     }
     return whole ? 0 : n_parts;
 }
@@ -66,7 +67,7 @@ void leader_say_exchange(struct leader *leader, uint32_t index)
                            .micro_batch = parcel->micro_batch,
                            .pass = parcel->pass,
                            .arrived = parcel->motion.arrived,
-                           .numbers = leader->masks,
+                           .numbers = leader->exchange.masks,
                            .n_numbers = merge_masks(leader, parcel, leader->layout->parcels[index].n_parts),
                        });
 }
@@ -91,22 +92,26 @@ static bool skip_ahead(struct leader *leader, struct leader_parcel *parcel)
 
 static void queue(struct leader *leader, uint32_t index)
 {
+    struct leader_exchange *exchange = &leader->exchange;
+
     if (leader->parcels[index].queued)
         return;
-    assert(leader->n_queued < leader->layout->n_parcels);
+    assert(exchange->n_queued < leader->layout->n_parcels);
     leader->parcels[index].queued = true;
-    leader->queue[(leader->queue_first + leader->n_queued++) % leader->layout->n_parcels] = index;
+    exchange->queue[(exchange->queue_first + exchange->n_queued++) % leader->layout->n_parcels] = index;
 }
 
 /* Tries the parcels that wait for a free motion. Checks each parcel again. */
 static void try_queued(struct leader *leader)
 {
-    while (leader->n_queued > 0 && leader->n_moving < NODE_MAX_MOVING) {
-        uint32_t index = leader->queue[leader->queue_first];
+    struct leader_exchange *exchange = &leader->exchange;
+
+    while (exchange->n_queued > 0 && exchange->n_moving < NODE_MAX_MOVING) {
+        uint32_t index = exchange->queue[exchange->queue_first];
 
         assert(leader->parcels[index].queued);
-        leader->queue_first = (leader->queue_first + 1) % leader->layout->n_parcels;
-        leader->n_queued--;
+        exchange->queue_first = (exchange->queue_first + 1) % leader->layout->n_parcels;
+        exchange->n_queued--;
         leader->parcels[index].queued = false;
         leader_try_parcel(leader, index);
     }
@@ -117,7 +122,7 @@ void leader_try_parcel(struct leader *leader, uint32_t index)
     struct leader_parcel *parcel = &leader->parcels[index];
 
     assert(index < leader->layout->n_parcels);
-    assert(leader->n_moving <= NODE_MAX_MOVING);
+    assert(leader->exchange.n_moving <= NODE_MAX_MOVING);
     if (leader->phase != LEADER_TRAINING || parcel->motion.tag)
         return;
     do {
@@ -128,13 +133,13 @@ void leader_try_parcel(struct leader *leader, uint32_t index)
                 return;
             any |= leader_is_at(&parcel->places[i], parcel);
         }
-        if (any && leader->n_moving == NODE_MAX_MOVING) {
+        if (any && leader->exchange.n_moving == NODE_MAX_MOVING) {
             queue(leader, index);
             return;
         }
         if (any) {
             leader_start_motion(leader, &parcel->motion, 1);
-            leader->n_moving++;
+            leader->exchange.n_moving++;
             if (leader_all_are_connected(leader))
                 leader_say_exchange(leader, index);
             return;
@@ -147,7 +152,7 @@ void leader_parcel_is_settled(struct leader *leader, uint32_t index)
     struct leader_parcel *parcel = &leader->parcels[index];
 
     assert(parcel->motion.tag != 0);
-    assert(leader->n_moving > 0);
+    assert(leader->exchange.n_moving > 0);
     leader_say(leader, (struct node_message){.kind = NODE_SETTLED,
                                              .tag = parcel->motion.tag,
                                              .parcel = index,
@@ -165,7 +170,7 @@ void leader_parcel_is_settled(struct leader *leader, uint32_t index)
     parcel->pass++;
     parcel->has_moved = true;
     parcel->motion = (struct motion){0};
-    leader->n_moving--;
+    leader->exchange.n_moving--;
     try_queued(leader);
     leader_try_parcel(leader, index);
 }
@@ -248,8 +253,8 @@ void leader_hear_withdraw(struct leader *leader, unsigned node, const struct nod
         if (!place->ready || (leader_is_at(place, parcel) && parcel->motion.said))
             continue;
         if (leader_is_at(place, parcel)) {
-            assert(parcel->motion.tag == 0 || leader->n_moving > 0);
-            leader->n_moving -= parcel->motion.tag != 0;
+            assert(parcel->motion.tag == 0 || leader->exchange.n_moving > 0);
+            leader->exchange.n_moving -= parcel->motion.tag != 0;
             parcel->motion = (struct motion){0};
         }
         place->ready = false;

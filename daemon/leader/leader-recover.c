@@ -42,7 +42,7 @@ void leader_try_start(struct leader *leader)
 void leader_try_spread(struct leader *leader)
 {
     if (leader->phase != LEADER_STARTING || !leader->has_weights || !leader_all_are_connected(leader) ||
-        (leader->loads && !leader->has_agreed))
+        leader_is_loading(leader))
         return;
     leader->phase = LEADER_SPREADING;
     leader_start_motion(leader, &leader->weights, (uint64_t)leader->layout->n_buckets + 1);
@@ -59,7 +59,7 @@ static void resume(struct leader *leader)
         leader_say_serve(leader, fetch);
     if (leader->phase == LEADER_WRITING)
         leader_say_write(leader);
-    if ((leader->phase == LEADER_SPREADING && !leader->has_loaded) || leader->phase == LEADER_GATHERING ||
+    if ((leader->phase == LEADER_SPREADING && !leader->load.has_loaded) || leader->phase == LEADER_GATHERING ||
         leader->phase == LEADER_CLOSING)
         leader_say(leader, (struct node_message){.kind = leader->phase == LEADER_SPREADING ? NODE_SPREAD : NODE_GATHER,
                                                  .tag = leader->weights.tag,

@@ -124,7 +124,7 @@ void leader_lose_save(struct leader *leader, unsigned node)
 void leader_forget_checkpoints(struct leader *leader)
 {
     leader->save = (struct leader_save){0};
-    leader->has_agreed = leader->has_loaded = false;
+    leader->load.has_agreed = leader->load.has_loaded = false;
     for (unsigned i = 0; i < leader->n_nodes; i++)
         leader->nodes[i].checkpoint.said = false;
 }
@@ -200,9 +200,9 @@ static void agree(struct leader *leader, uint64_t loaded_step)
 {
     struct node_message message = {.kind = NODE_LOAD, .proceed = loaded_step > 0};
 
-    leader->has_agreed = true;
+    leader->load.has_agreed = true;
     if (loaded_step > 0) {
-        leader->has_loaded = true;
+        leader->load.has_loaded = true;
         leader->step = loaded_step - 1;
         leader->phase = LEADER_SPREADING;
         leader_start_motion(leader, &leader->weights, 1);
@@ -215,7 +215,7 @@ void leader_try_load(struct leader *leader)
 {
     unsigned oldest, newer;
 
-    if (!leader->loads || leader->has_agreed || leader->phase != LEADER_STARTING || !leader_all_are_connected(leader))
+    if (!leader_is_loading(leader) || leader->phase != LEADER_STARTING || !leader_all_are_connected(leader))
         return;
     for (unsigned i = 0; i < leader->n_nodes; i++)
         if (!leader->nodes[i].checkpoint.said)

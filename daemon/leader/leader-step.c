@@ -51,7 +51,7 @@ void leader_try_step(struct leader *leader)
 {
     if (leader->phase != LEADER_TRAINING || leader_ends(leader) || !any_asks(leader) || !all_are_through(leader))
         return;
-    assert(leader->n_moving == 0);
+    assert(leader->exchange.n_moving == 0);
     leader->phase = LEADER_MEASURING;
     for (unsigned i = 0; i < leader->n_nodes; i++)
         leader->nodes[i].step.summed = false;
@@ -318,7 +318,7 @@ void leader_hear_updated(struct leader *leader, unsigned node, const struct node
 void leader_commit(struct leader *leader)
 {
     assert(leader->phase == LEADER_UPDATING || leader->phase == LEADER_GATHERING);
-    assert(leader->n_moving == 0); /* a gradient that moves would be lost */
+    assert(leader->exchange.n_moving == 0); /* a gradient that moves would be lost */
     leader_say(leader, (struct node_message){.kind = NODE_COMMIT});
     leader_forget_step(leader);
     leader->weights = (struct motion){0};

@@ -32,7 +32,7 @@ void leader_hear_window(struct leader *leader, unsigned node, const struct node_
     if (leader->phase != LEADER_TRAINING || leader_ends(leader) || !all_say(leader, wants_window))
         return;
     leader->phase = LEADER_WINDOW;
-    leader->forgets = true; /* until node 0 reports otherwise, because without rank 0 nothing is written */
+    leader->written.forgets = true; /* until node 0 reports otherwise, because without rank 0 nothing is written */
     leader_say(leader, (struct node_message){.kind = NODE_OPEN});
 }
 
@@ -41,13 +41,13 @@ void leader_hear_window(struct leader *leader, unsigned node, const struct node_
 /* Keeps node 0's list of what was written. Only rank 0 can write. Return: false if memory is out. */
 static bool keep_written(struct leader *leader, const struct node_message *message)
 {
-    free(leader->written);
-    leader->n_written = message->n_numbers;
-    leader->forgets = message->forget;
-    leader->written = malloc((message->n_numbers + 1) * sizeof(*leader->written));
-    if (leader->written && message->n_numbers > 0)
-        memcpy(leader->written, message->numbers, message->n_numbers * sizeof(*leader->written));
-    return leader->written;
+    free(leader->written.arrays);
+    leader->written.n_arrays = message->n_numbers;
+    leader->written.forgets = message->forget;
+    leader->written.arrays = malloc((message->n_numbers + 1) * sizeof(*leader->written.arrays));
+    if (leader->written.arrays && message->n_numbers > 0)
+        memcpy(leader->written.arrays, message->numbers, message->n_numbers * sizeof(*leader->written.arrays));
+    return leader->written.arrays;
 }
 
 void leader_say_write(struct leader *leader)
@@ -56,8 +56,8 @@ void leader_say_write(struct leader *leader)
     leader_say(leader, (struct node_message){.kind = NODE_WRITE,
                                              .tag = leader->weights.tag,
                                              .arrived = leader->weights.arrived,
-                                             .numbers = leader->written,
-                                             .n_numbers = leader->n_written});
+                                             .numbers = leader->written.arrays,
+                                             .n_numbers = leader->written.n_arrays});
 }
 
 static bool ends_window(const struct node *node)
@@ -76,12 +76,12 @@ void leader_hear_window_end(struct leader *leader, unsigned node, const struct n
     leader->nodes[node].step.ends_window = true;
     if (!all_say(leader, ends_window))
         return;
-    if (leader->forgets) {
+    if (leader->written.forgets) {
         leader_close_window(leader);
         return;
     }
     leader->phase = LEADER_WRITING;
-    leader_start_motion(leader, &leader->weights, leader->layout->n_params + leader->n_written + 1);
+    leader_start_motion(leader, &leader->weights, leader->layout->n_params + leader->written.n_arrays + 1);
     if (leader_all_are_connected(leader))
         leader_say_write(leader);
 }

@@ -34,15 +34,15 @@ int leader_new(struct leader **out, const struct leader_options *options)
     leader->n_nodes = options->n_nodes;
     leader->stage = options->stage;
     leader->partitions_all = options->partitions_all;
-    leader->loads = options->loads;
+    leader->load.is_on = options->loads;
     leader->ops = options->ops;
     for (unsigned i = 0; i < options->n_nodes; i++) {
         assert(options->n_sources[i] > 0);
-        leader->n_sources[i] = options->n_sources[i];
-        leader->first_source[i] = leader->n_all_sources;
-        leader->n_all_sources += options->n_sources[i];
+        leader->sources.n[i] = options->n_sources[i];
+        leader->sources.first[i] = leader->sources.n_all;
+        leader->sources.n_all += options->n_sources[i];
     }
-    assert(leader->n_all_sources <= 64); /* merge_masks() has a bit for each source */
+    assert(leader->sources.n_all <= 64); /* merge_masks() has a bit for each source */
     *out = leader;
     return 0;
 }
@@ -63,14 +63,14 @@ void leader_forget_fetches(struct leader *leader, unsigned node)
 
 static void drop_layout(struct leader *leader)
 {
-    free(steal_ptr(leader->written));
+    free(steal_ptr(leader->written.arrays));
     leader_forget_fetches(leader, leader->n_nodes);
-    if (leader->places)
+    if (leader->exchange.places)
         leader_forget_step(leader);
     free(steal_ptr(leader->parcels));
-    free(steal_ptr(leader->places));
-    free(steal_ptr(leader->queue));
-    free(steal_ptr(leader->masks));
+    free(steal_ptr(leader->exchange.places));
+    free(steal_ptr(leader->exchange.queue));
+    free(steal_ptr(leader->exchange.masks));
     leader->layout = NULL;
 }
 
@@ -86,27 +86,28 @@ void leader_free(struct leader *leader)
 
 int leader_form(struct leader *leader, const struct layout *layout)
 {
+    struct leader_exchange *exchange = &leader->exchange;
     uint32_t most = 0;
 
     drop_layout(leader);
-    assert(leader->n_moving == 0);
-    assert(leader->n_queued == 0);
+    assert(exchange->n_moving == 0);
+    assert(exchange->n_queued == 0);
     leader->n_all_backs = 0;
     if (!layout)
         return 0;
     leader->parcels = calloc(layout->n_parcels + 1, sizeof(*leader->parcels));
-    leader->places = calloc((size_t)layout->n_parcels * leader->n_nodes + 1, sizeof(*leader->places));
+    exchange->places = calloc((size_t)layout->n_parcels * leader->n_nodes + 1, sizeof(*exchange->places));
     for (uint32_t p = 0; p < layout->n_parcels; p++)
         most = MAX(most, layout->parcels[p].n_parts);
-    leader->masks = calloc(most + 1, sizeof(*leader->masks));
-    leader->queue = calloc(layout->n_parcels + 1, sizeof(*leader->queue));
-    leader->queue_first = 0;
-    if (!leader->parcels || !leader->places || !leader->masks || !leader->queue) {
+    exchange->masks = calloc(most + 1, sizeof(*exchange->masks));
+    exchange->queue = calloc(layout->n_parcels + 1, sizeof(*exchange->queue));
+    exchange->queue_first = 0;
+    if (!leader->parcels || !exchange->places || !exchange->masks || !exchange->queue) {
         drop_layout(leader);
         return -ENOMEM;
     }
     for (uint32_t p = 0; p < layout->n_parcels; p++)
-        leader->parcels[p].places = leader->places + (size_t)p * leader->n_nodes;
+        leader->parcels[p].places = exchange->places + (size_t)p * leader->n_nodes;
     leader->layout = layout;
     return 0;
 }
@@ -315,7 +316,7 @@ static const char *check_fetch(const struct leader *leader, unsigned node, const
         return "FETCH.pass: no such kind";
     if (gathers && message->n_numbers > DEVICE_MAX_FETCHES)
         return "FETCH.numbers: more parameters than one order takes";
-    if (gathers && message->rank - leader->first_source[node] >= leader->n_sources[node]) /* each rank is a source */
+    if (gathers && message->rank - leader->sources.first[node] >= leader->sources.n[node]) /* each rank is a source */
         return "FETCH.rank: not of that node";
     for (size_t k = 0; k < message->n_numbers; k++)
         if (message->numbers[k] >= layout->n_params ||
@@ -635,7 +636,7 @@ uint64_t leader_waits_for(const struct leader *leader)
             break;
         case LEADER_STARTING:
             waits = !node->connected ||
-                    (leader->loads && !leader->has_agreed ? !node->checkpoint.said : i == 0 && !leader->has_weights);
+                    (leader_is_loading(leader) ? !node->checkpoint.said : i == 0 && !leader->has_weights);
             break;
         case LEADER_MEASURING:
             waits = !node->step.summed;
@@ -674,7 +675,7 @@ const char *leader_waits_to(const struct leader *leader)
     };
 
     _Static_assert(ARRAY_SIZE(words) == LEADER_CLOSING + 1, "a text for each phase");
-    if (leader->phase == LEADER_STARTING && leader_all_are_connected(leader) && leader->loads && !leader->has_agreed)
+    if (leader->phase == LEADER_STARTING && leader_all_are_connected(leader) && leader_is_loading(leader))
         return "to load the checkpoint";
     if (leader->phase == LEADER_STARTING && leader_all_are_connected(leader))
         return "to send the initial weights of rank 0";
