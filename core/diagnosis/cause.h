@@ -70,6 +70,35 @@ struct evidence_lacking {
     size_t n_params;
 };
 
+/* Which ranks of this node miss parameters; for the warning. */
+struct evidence_lacking_ranks {
+    const struct evidence_lacking *first; /* the first EVIDENCE_MAX_LACKING of them */
+    unsigned n;                           /* number of all of them */
+    bool elsewhere;                       /* ranks of other nodes may miss parameters, too */
+};
+
+/* A backward that the rank abandoned in this step. */
+struct evidence_given_up {
+    bool abandoned;
+    uint32_t n_pushes;
+    const char *why; /* the client's reason */
+};
+
+/* The exception that left the backward or the forward, from the client. */
+struct evidence_exception {
+    const char *text;
+    const char *raised_at;    /* call site of the exception */
+    const char *swallowed_by; /* the frame that caught the exception and continued */
+    bool in_forward;          /* the exception left the forward (M3), not the backward (M4) */
+};
+
+/* Only complete checkpointed segments are missing (M5), from the client. */
+struct evidence_dead_segments {
+    const char *first; /* the name of one */
+    uint32_t n;
+    const char *site; /* call site of the forward of that one */
+};
+
 struct evidence_missing {
     struct evidence_at at;
     bool warning;
@@ -78,10 +107,7 @@ struct evidence_missing {
     size_t n_params;
     uint32_t n_trainable;
     unsigned world_size;
-    const struct evidence_lacking
-        *lacking;           /* warning: the first EVIDENCE_MAX_LACKING ranks of this node that miss parameters */
-    unsigned n_lacking;     /* number of ranks of this node that miss parameters */
-    bool lacking_elsewhere; /* ranks of other nodes may miss parameters, too */
+    struct evidence_lacking_ranks lacking;
     bool same_on_all_ranks; /* every rank misses the same parameters */
     bool same_every_step;   /* the same parameters were missing in every step so far */
     bool kin_used;          /* warning: other parameters of the same list of modules had gradients */
@@ -89,19 +115,12 @@ struct evidence_missing {
     uint32_t n_micro_batches, n_configured; /* n_micro_batches < n_configured: too few micro-batches */
     uint64_t n_forwards, n_backwards;       /* this rank's counts in this step, from its client; 0: not counted */
     bool prefix;                            /* the gradients that arrived are the first of the usual backward order */
-    bool abandoned;
-    uint32_t n_given_up; /* pushes of the abandoned backward */
-    const char *why;     /* the client's reason for abandoning the backward */
+    struct evidence_given_up given_up;
     /* Evidence from the client: */
-    bool absent;                /* the rank never opened the step (M7) */
-    const char *exception;      /* the exception that left the backward or the forward */
-    const char *raised_at;      /* call site of the exception */
-    const char *swallowed_by;   /* the frame that caught the exception and continued */
-    bool in_forward;            /* the exception left the forward (M3), not the backward (M4) */
+    bool absent; /* the rank never opened the step (M7) */
+    struct evidence_exception exception;
     bool requires_grad_changed; /* requires_grad differs from the declaration (M6) */
-    const char *dead_segment;   /* only complete checkpointed segments are missing: the name of one (M5) */
-    uint32_t n_dead_segments;
-    const char *site;      /* call site of the forward of dead_segment */
+    struct evidence_dead_segments dead_segments;
     const uint8_t *called; /* for each of params: EVIDENCE_* of its module (core/diagnosis/evidence.h); 0: unknown */
     bool ddp_silent;       /* observer: DDP did not report it; found when the optimizer's step was requested */
     /* Observer: all gradients arrived, but through calls that bypass DDP's wrapper (X1, E1105). params is empty. */

@@ -36,16 +36,16 @@ void rank_evidence_add(const struct rank_evidence *evidence, struct evidence_mis
 {
     if (!evidence->present)
         return;
-    if (evidence->exception && !missing->exception) {
-        missing->exception = evidence->exception;
-        missing->raised_at = evidence->raised_at;
-        missing->swallowed_by = evidence->swallowed_by;
-        missing->in_forward = evidence->in_forward;
+    if (evidence->exception && !missing->exception.text) {
+        missing->exception.text = evidence->exception;
+        missing->exception.raised_at = evidence->raised_at;
+        missing->exception.swallowed_by = evidence->swallowed_by;
+        missing->exception.in_forward = evidence->in_forward;
     }
-    if (whole && evidence->dead_segment && !missing->dead_segment) {
-        missing->dead_segment = evidence->dead_segment;
-        missing->n_dead_segments = evidence->n_dead_segments;
-        missing->site = evidence->site;
+    if (whole && evidence->dead_segment && !missing->dead_segments.first) {
+        missing->dead_segments.first = evidence->dead_segment;
+        missing->dead_segments.n = evidence->n_dead_segments;
+        missing->dead_segments.site = evidence->site;
     }
     missing->requires_grad_changed |= whole && evidence->requires_grad_changed;
     missing->n_forwards = MAX(missing->n_forwards, evidence->n_forwards);

@@ -35,8 +35,8 @@ static bool is_none(const struct evidence_missing *e)
 /* Did the model's forward and a backward run, but no gradient reach the model? */
 static bool is_cut_off(const struct evidence_missing *e)
 {
-    return is_none(e) && !e->warning && !e->abandoned && !e->exception && e->n_forwards > 0 && e->n_backwards > 0 &&
-           !e->requires_grad_changed && !e->dead_segment;
+    return is_none(e) && !e->warning && !e->given_up.abandoned && !e->exception.text && e->n_forwards > 0 &&
+           e->n_backwards > 0 && !e->requires_grad_changed && !e->dead_segments.first;
 }
 
 static enum missing_class classify_missing(const struct evidence_missing *e)
@@ -47,15 +47,16 @@ static enum missing_class classify_missing(const struct evidence_missing *e)
 
     if (e->absent)
         return CLASS_M7;
-    if (is_none(e) && !e->warning && (e->in_forward || (!e->abandoned && !e->exception && e->n_backwards == 0)))
+    if (is_none(e) && !e->warning &&
+        (e->exception.in_forward || (!e->given_up.abandoned && !e->exception.text && e->n_backwards == 0)))
         return CLASS_M3;
     if (is_cut_off(e))
         return CLASS_M3;
-    if (e->abandoned || (e->exception && !e->in_forward))
+    if (e->given_up.abandoned || (e->exception.text && !e->exception.in_forward))
         return CLASS_M4;
     if (e->requires_grad_changed)
         return CLASS_M6;
-    if (e->dead_segment)
+    if (e->dead_segments.first)
         return CLASS_M5;
     if (!enough || (same && e->kin_used))
         return CLASS_U;
@@ -90,10 +91,10 @@ static void add_exception(struct diagnostic *d, const struct evidence_missing *e
 {
     const struct {
         const char *what, *where;
-    } lines[] = {{"raised at", e->raised_at}, {"swallowed by", e->swallowed_by}};
+    } lines[] = {{"raised at", e->exception.raised_at}, {"swallowed by", e->exception.swallowed_by}};
     struct strbuf buf = {0};
 
-    strbuf_add_foreign(&buf, e->exception);
+    strbuf_add_foreign(&buf, e->exception.text);
     for (size_t i = 0; i < ARRAY_SIZE(lines); i++) {
         if (!lines[i].where || !*lines[i].where)
             continue;
@@ -114,7 +115,7 @@ static void add_reason(struct diagnostic *d, const char *why)
 
 static void explain_no_backward(struct diagnostic *d, const struct evidence_missing *e, enum caller caller)
 {
-    if (e->exception)
+    if (e->exception.text)
         diagnostic_field(d, "cause",
                          "an exception left the forward and was swallowed; no backward ran, and the program still "
                          "asked for the step");
@@ -130,13 +131,13 @@ static void explain_no_backward(struct diagnostic *d, const struct evidence_miss
     else
         diagnostic_field(d, "cause", "no gradient %s in this step, and the program still asked for it",
                          e->at.observed ? "came" : "reached zerod");
-    if (caller != CALLER_C && !e->exception && !is_cut_off(e))
+    if (caller != CALLER_C && !e->exception.text && !is_cut_off(e))
         diagnostic_field(d, "to find out",
                          "if loss.requires_grad is False: the forward ran under no_grad, or the loss was detached\n"
                          "if loss.requires_grad is True: backward() was not reached");
     if (caller == CALLER_C)
         diagnostic_field(d, "fix", "zerod_begin_backward, zerod_push and zerod_end_backward before zerod_step");
-    else if (e->exception)
+    else if (e->exception.text)
         diagnostic_field(d, "fix", "let the exception through, or skip opt.step() in the handler that caught it");
     else if (is_cut_off(e))
         diagnostic_field(d, "fix",
@@ -150,19 +151,19 @@ static void explain_half_way(struct diagnostic *d, const struct evidence_missing
 {
     uint32_t n_arrived = e->n_trainable > e->n_params ? e->n_trainable - (uint32_t)e->n_params : 0;
 
-    if (!e->exception)
-        add_reason(d, e->why);
+    if (!e->exception.text)
+        add_reason(d, e->given_up.why);
     diagnostic_field(d, "cause",
-                     e->exception && e->at.observed ? "an exception left a backward after %" PRIu32 " of %" PRIu32
-                                                      " gradients and was swallowed: the program went on"
-                     : e->exception ? "an exception left a backward after %" PRIu32 " of %" PRIu32
-                                      " gradients and was swallowed: the program still asked for the step"
-                                    : "a backward was given up after %" PRIu32 " of %" PRIu32
-                                      " gradients, and the program still asked for the step",
-                     e->abandoned ? e->n_given_up : n_arrived, e->n_trainable);
+                     e->exception.text && e->at.observed ? "an exception left a backward after %" PRIu32 " of %" PRIu32
+                                                           " gradients and was swallowed: the program went on"
+                     : e->exception.text ? "an exception left a backward after %" PRIu32 " of %" PRIu32
+                                           " gradients and was swallowed: the program still asked for the step"
+                                         : "a backward was given up after %" PRIu32 " of %" PRIu32
+                                           " gradients, and the program still asked for the step",
+                     e->given_up.abandoned ? e->given_up.n_pushes : n_arrived, e->n_trainable);
     if (caller == CALLER_C)
         diagnostic_field(d, "fix", "zerod_begin_backward again and redo the micro-batch, or zerod_abort_step");
-    else if (e->exception)
+    else if (e->exception.text)
         diagnostic_field(d, "fix", "let the exception through, or %s",
                          e->at.observed ? "leave that batch out on all ranks before its forward"
                                         : "call opt.abort_step() in the handler that caught it");
@@ -296,18 +297,18 @@ static void explain_dead_segment(struct diagnostic *d, const struct evidence_mis
 {
     struct strbuf buf = {0};
 
-    strbuf_add_foreign(&buf, e->dead_segment);
-    if (e->n_dead_segments > 1)
-        strbuf_add(&buf, " and %" PRIu32 " more", e->n_dead_segments - 1);
-    if (e->site && *e->site) {
+    strbuf_add_foreign(&buf, e->dead_segments.first);
+    if (e->dead_segments.n > 1)
+        strbuf_add(&buf, " and %" PRIu32 " more", e->dead_segments.n - 1);
+    if (e->dead_segments.site && *e->dead_segments.site) {
         strbuf_add(&buf, ", forward at ");
-        strbuf_add_foreign(&buf, e->site);
+        strbuf_add_foreign(&buf, e->dead_segments.site);
     }
     diagnostic_field_take(d, "segment", &buf);
     diagnostic_field(d, "cause",
                      "no input of the checkpointed segment%s requires grad, so reentrant checkpointing cut %s out of "
                      "the backward",
-                     e->n_dead_segments > 1 ? "s" : "", e->n_dead_segments > 1 ? "them" : "it");
+                     e->dead_segments.n > 1 ? "s" : "", e->dead_segments.n > 1 ? "them" : "it");
     diagnostic_field(d, "fix", "%s",
                      caller == CALLER_C ? "recompute the segment with its parameters as inputs of the backward"
                                         : caller_not_reentrant(caller));
@@ -392,7 +393,7 @@ static void admit_one_sample(struct diagnostic *d, const struct evidence_missing
 
 static void explain_class(struct diagnostic *d, const struct evidence_missing *e, enum missing_class class)
 {
-    enum caller caller = caller_of(&e->at, &(struct diagnostic_push){.site = (char *)e->site});
+    enum caller caller = caller_of(&e->at, &(struct diagnostic_push){.site = (char *)e->dead_segments.site});
 
     switch (class) {
     case CLASS_M1:
@@ -494,23 +495,23 @@ static struct diagnostic *diagnose_bypass(const struct evidence_missing *e)
 /* Prints "missing on rank 1 of 4", or "missing on ranks 0, 2 and 9 more of 16". */
 static void print_lacking_ranks(struct strbuf *buf, const struct evidence_missing *e)
 {
-    unsigned n = MIN(e->n_lacking, (unsigned)EVIDENCE_MAX_LACKING);
+    unsigned n = MIN(e->lacking.n, (unsigned)EVIDENCE_MAX_LACKING);
 
-    strbuf_add(buf, "missing on rank%s ", e->n_lacking == 1 ? "" : "s");
+    strbuf_add(buf, "missing on rank%s ", e->lacking.n == 1 ? "" : "s");
     for (unsigned i = 0; i < n; i++)
-        strbuf_add(buf, "%s%u", i ? ", " : "", e->lacking[i].rank);
-    if (e->n_lacking > n)
-        strbuf_add(buf, " and %u more", e->n_lacking - n);
+        strbuf_add(buf, "%s%u", i ? ", " : "", e->lacking.first[i].rank);
+    if (e->lacking.n > n)
+        strbuf_add(buf, " and %u more", e->lacking.n - n);
     strbuf_add(buf, " of %u", e->world_size);
 }
 
 /* Prints a line for each rank, with the names if they are few. */
 static void print_lacking_params(struct strbuf *buf, const struct evidence_missing *e)
 {
-    unsigned n = MIN(e->n_lacking, (unsigned)EVIDENCE_MAX_LACKING);
+    unsigned n = MIN(e->lacking.n, (unsigned)EVIDENCE_MAX_LACKING);
 
     for (unsigned i = 0; i < n; i++) {
-        const struct evidence_lacking *lacking = &e->lacking[i];
+        const struct evidence_lacking *lacking = &e->lacking.first[i];
 
         strbuf_add(buf, "%srank %u misses ", i ? "\n" : "", lacking->rank);
         if (lacking->n_params == e->n_params)
@@ -520,8 +521,8 @@ static void print_lacking_params(struct strbuf *buf, const struct evidence_missi
         else
             name_list_print(buf, e->at.layout, lacking->params, lacking->n_params);
     }
-    if (e->n_lacking > n)
-        strbuf_add(buf, "\nand %u ranks more miss some", e->n_lacking - n);
+    if (e->lacking.n > n)
+        strbuf_add(buf, "\nand %u ranks more miss some", e->lacking.n - n);
 }
 
 /* Adds the ranks that miss parameters, and their parameters. */
@@ -534,15 +535,15 @@ static void add_lacking(struct diagnostic *d, const struct evidence_missing *e)
         diagnostic_field(d, "ranks", "missing on all %u", e->world_size);
         return;
     }
-    for (unsigned i = 0; i < MIN(e->n_lacking, (unsigned)EVIDENCE_MAX_LACKING); i++)
-        alike &= e->lacking[i].n_params == e->n_params;
-    if (e->n_lacking == 0)
+    for (unsigned i = 0; i < MIN(e->lacking.n, (unsigned)EVIDENCE_MAX_LACKING); i++)
+        alike &= e->lacking.first[i].n_params == e->n_params;
+    if (e->lacking.n == 0)
         strbuf_add(&buf, "missing on ranks of other nodes");
     else if (alike)
         print_lacking_ranks(&buf, e);
     else
         print_lacking_params(&buf, e);
-    if (e->n_lacking > 0 && e->lacking_elsewhere)
+    if (e->lacking.n > 0 && e->lacking.elsewhere)
         strbuf_add(&buf, "\n(of the ranks of this node)");
     diagnostic_field_take(d, "ranks", &buf);
 }
@@ -560,7 +561,7 @@ struct diagnostic *cause_missing(const struct evidence_missing *e)
     if (e->wrapper_bypassed)
         return diagnose_bypass(e);
     /* If no gradient arrived, or a backward was abandoned, the count is less important. */
-    if (e->n_configured && e->n_micro_batches < e->n_configured && !is_none(e) && !e->abandoned)
+    if (e->n_configured && e->n_micro_batches < e->n_configured && !is_none(e) && !e->given_up.abandoned)
         return diagnose_count(e);
 
     strbuf_add(&title, "%zu of %" PRIu32 " gradients missing, %s", e->n_params, e->n_trainable,

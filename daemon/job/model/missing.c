@@ -256,9 +256,8 @@ static void keep_missing(struct job *job, struct evidence_missing *e)
     struct lacking lacking = {0};
 
     find_lacking(job, e->params, (uint32_t)e->n_params, &lacking);
-    e->lacking = lacking.ranks;
-    e->n_lacking = lacking.n;
-    e->lacking_elsewhere = job->world.end - job->world.first < job->world.size;
+    e->lacking = (struct evidence_lacking_ranks){
+        .first = lacking.ranks, .n = lacking.n, .elsewhere = job->world.end - job->world.first < job->world.size};
     job_keep(job, cause_missing(e));
     free(lacking.ids);
 }
@@ -288,7 +287,7 @@ void missing_report(struct job *job, const uint8_t *any, const uint8_t *all)
         return;
     e.n_steps_seen = blank.n_steps_seen = job->missing.n_steps;
     describe_set(job, &e, ids, n, any, called);
-    if (e.skipped || e.dead_segment || e.exception) {
+    if (e.skipped || e.dead_segments.first || e.exception.text) {
         if (!was_reported(&job->missing, XXH3_64bits(ids, n * sizeof(*ids))))
             keep_missing(job, &e);
         mark_said(job, ids, n);

@@ -95,8 +95,8 @@ static struct diagnostic *e1005_m2_warning(const struct fixture *f)
     e.warning = true;
     e.same_every_step = false;
     e.same_on_all_ranks = false;
-    e.lacking = &(struct evidence_lacking){.rank = 3, .params = e.params, .n_params = e.n_params};
-    e.n_lacking = 1;
+    e.lacking.first = &(struct evidence_lacking){.rank = 3, .params = e.params, .n_params = e.n_params};
+    e.lacking.n = 1;
     e.n_steps_seen = 31;
     return cause_missing(&e);
 }
@@ -142,9 +142,9 @@ static struct diagnostic *e1005_m3_exception(const struct fixture *f)
 
     e.n_params = everything(f, ids);
     e.params = ids;
-    e.exception = "RuntimeError: shape '[8, 17, 12, 512]' is invalid for input of size 417792";
-    e.swallowed_by = "gliner/training/trainer.py:216 training_step";
-    e.in_forward = true;
+    e.exception.text = "RuntimeError: shape '[8, 17, 12, 512]' is invalid for input of size 417792";
+    e.exception.swallowed_by = "gliner/training/trainer.py:216 training_step";
+    e.exception.in_forward = true;
     return cause_missing(&e);
 }
 
@@ -166,12 +166,12 @@ static struct diagnostic *e1005_m4(const struct fixture *f)
     e.params = f->encoder;
     e.n_params = ARRAY_SIZE(f->encoder);
     e.n_backwards = 1;
-    e.prefix = e.abandoned = true;
-    e.n_given_up = 5;
-    e.why = "RuntimeError: CUDA out of memory (injected)";
-    e.exception = "RuntimeError: CUDA out of memory (injected)";
-    e.raised_at = "trainer.py:12";
-    e.swallowed_by = "gliner/training/trainer.py:216 training_step";
+    e.prefix = e.given_up.abandoned = true;
+    e.given_up.n_pushes = 5;
+    e.given_up.why = "RuntimeError: CUDA out of memory (injected)";
+    e.exception.text = "RuntimeError: CUDA out of memory (injected)";
+    e.exception.raised_at = "trainer.py:12";
+    e.exception.swallowed_by = "gliner/training/trainer.py:216 training_step";
     return cause_missing(&e);
 }
 
@@ -182,9 +182,9 @@ static struct diagnostic *e1005_m4_reason(const struct fixture *f)
 
     e.params = f->encoder;
     e.n_params = ARRAY_SIZE(f->encoder);
-    e.abandoned = true;
-    e.n_given_up = 5;
-    e.why = "zero_grad() came before opt.step()";
+    e.given_up.abandoned = true;
+    e.given_up.n_pushes = 5;
+    e.given_up.why = "zero_grad() came before opt.step()";
     return cause_missing(&e);
 }
 
@@ -196,8 +196,8 @@ static struct diagnostic *e1005_m4_at_once(const struct fixture *f)
 
     e.n_params = everything(f, ids);
     e.params = ids;
-    e.exception = "RuntimeError: element 0 of tensors does not require grad and does not have a grad_fn";
-    e.raised_at = "train.py:40";
+    e.exception.text = "RuntimeError: element 0 of tensors does not require grad and does not have a grad_fn";
+    e.exception.raised_at = "train.py:40";
     return cause_missing(&e);
 }
 
@@ -207,8 +207,8 @@ static struct diagnostic *e1005_m4_c(const struct fixture *f)
 
     e.params = f->encoder;
     e.n_params = ARRAY_SIZE(f->encoder);
-    e.abandoned = true;
-    e.n_given_up = 5;
+    e.given_up.abandoned = true;
+    e.given_up.n_pushes = 5;
     return cause_missing(&e);
 }
 
@@ -218,9 +218,9 @@ static struct diagnostic *e1005_m5(const struct fixture *f)
 
     e.params = f->encoder;
     e.n_params = ARRAY_SIZE(f->encoder);
-    e.dead_segment = "bert.layer.0";
-    e.n_dead_segments = 2;
-    e.site = "modeling_bert.py:412";
+    e.dead_segments.first = "bert.layer.0";
+    e.dead_segments.n = 2;
+    e.dead_segments.site = "modeling_bert.py:412";
     return cause_missing(&e);
 }
 
@@ -230,8 +230,8 @@ static struct diagnostic *e1005_m5_c(const struct fixture *f)
 
     e.params = f->encoder;
     e.n_params = 6;
-    e.dead_segment = "block 0";
-    e.n_dead_segments = 1;
+    e.dead_segments.first = "block 0";
+    e.dead_segments.n = 1;
     return cause_missing(&e);
 }
 
@@ -318,9 +318,9 @@ static struct diagnostic *e1005_count_exception(const struct fixture *f)
     e.n_params = 0;
     e.n_micro_batches = 3;
     e.n_configured = 4;
-    e.exception = "IndexError: index out of range in self";
-    e.swallowed_by = "train.py:55 main";
-    e.in_forward = true;
+    e.exception.text = "IndexError: index out of range in self";
+    e.exception.swallowed_by = "train.py:55 main";
+    e.exception.in_forward = true;
     return cause_missing(&e);
 }
 
@@ -413,8 +413,8 @@ static struct diagnostic *e1005_m4_observed(const struct fixture *f)
 {
     struct evidence_missing e = observed(f, false);
 
-    e.exception = "RuntimeError: CUDA out of memory (injected)";
-    e.swallowed_by = "gliner/training/trainer.py:216 training_step";
+    e.exception.text = "RuntimeError: CUDA out of memory (injected)";
+    e.exception.swallowed_by = "gliner/training/trainer.py:216 training_step";
     return cause_missing(&e);
 }
 
