@@ -331,9 +331,8 @@ static bool is_refused_again(struct job *job, const struct request_hello *hello,
 
     if (!rank)
         return false;
-    again = rank->refused_secret == hello->incarnation && rank->refused_code == refusal->code;
-    rank->refused_secret = hello->incarnation;
-    rank->refused_code = refusal->code;
+    again = rank->refusal.secret == hello->incarnation && rank->refusal.code == refusal->code;
+    rank->refusal = (struct rank_refusal){.secret = hello->incarnation, .code = refusal->code};
     return again;
 }
 
@@ -366,7 +365,7 @@ int job_attach(struct job *job, const struct job_attach *attach, struct job_rank
         executor_attend(job->executor, rank->rank - job->world.first, TRAINER_FOUND, rank->kept.incarnation);
     rank->peer = attach->peer;
     rank->process.is_last = hello->is_last;
-    rank->refused_code = 0;
+    rank->refusal.code = 0;
     job->run.is_over = false;
     rank->kept.pid = attach->pid;
     rank->kept.uid = attach->uid;

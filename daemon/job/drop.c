@@ -143,8 +143,8 @@ void drop_now(struct job *job)
 
         ring_orphan(steal_ptr(rank->rings[0]));
         ring_orphan(steal_ptr(rank->rings[1]));
-        free(rank->gathered);
-        rank->gathered = NULL;
+        free(rank->gathers.counts);
+        rank->gathers.counts = NULL;
         rank->kept.formed = false;
     }
     if (!job->run.stopping)

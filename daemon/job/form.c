@@ -299,9 +299,9 @@ static int make_gathered(struct job *job)
     for (unsigned r = job->world.first; r < job->world.end; r++) {
         struct job_rank *rank = &job->ranks[r];
 
-        assert(!rank->gathered);
-        rank->gathered = calloc(job->layout->n_params, sizeof(*rank->gathered));
-        if (!rank->gathered)
+        assert(!rank->gathers.counts);
+        rank->gathers.counts = calloc(job->layout->n_params, sizeof(*rank->gathers.counts));
+        if (!rank->gathers.counts)
             return -ENOMEM;
     }
     return SEQUENCE_OVER;

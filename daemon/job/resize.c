@@ -185,7 +185,7 @@ static void use_ranks(struct job *job, struct resized *new, unsigned n_ranks)
         job->ranks[r].kept.owner = owners[r];
         job->ranks[r].kept.incarnation = ++job->kept.n_incarnations;
         assert(new->ledger.ranks[r].incarnation == job->ranks[r].kept.incarnation);
-        job->ranks[r].gathered = steal_ptr(new->gathered[r]);
+        job->ranks[r].gathers.counts = steal_ptr(new->gathered[r]);
     }
 }
 

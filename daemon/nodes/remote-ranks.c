@@ -175,7 +175,7 @@ static void tell_rank(struct nodes *nodes, const struct job_rank *rank, const st
         message.n_awaited_bytes = job_bits_bytes(job);
     }
     if (groups && now->numbers[ASKED])
-        job_describe_args(job, &rank->args, &message.args, groups);
+        job_describe_args(job, &rank->request.args, &message.args, groups);
     nodes_report(nodes, message);
 }
 
@@ -236,7 +236,7 @@ static void keep_progress(struct job *job, struct job_rank *rank, const struct n
         if (job->layout->params[p].trainable)
             ledger->pushed_in_step[layout_last_part(job->layout, p)] = all || (message->pushed_any[p / 8] >> p % 8 & 1);
     if (ledger->asked)
-        job_keep_args(job, &rank->args, &message->args);
+        job_keep_args(job, &rank->request.args, &message->args);
 }
 
 static void keep_awaited(struct remote_ranks *remote, const struct node_message *message)

@@ -64,11 +64,11 @@ void rank_deinit(struct job_rank *rank)
     free(rank->step.given_up_why);
     free(rank->blob.data);
     free(rank->kept.blob.data);
-    free(rank->blob_step.data);
-    free(rank->args.groups);
+    free(rank->request.blob.data);
+    free(rank->request.args.groups);
     free(rank->expected.groups);
-    free(rank->gathered);
-    free(rank->gathering);
+    free(rank->gathers.counts);
+    free(rank->gathers.params);
 }
 
 void job_set_writing(struct job *job, bool writing)

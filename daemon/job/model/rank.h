@@ -118,6 +118,33 @@ struct rank_step {
     uint64_t n_forwards_before, n_backwards_before; /* of the process; values when the step began */
 };
 
+/* The last Hello that was refused. */
+struct rank_refusal {
+    uint64_t secret; /* of the process */
+    unsigned code;   /* the code of the refusal; 0: none */
+};
+
+/* The overflow extent that the rank wants while it waits for a slot. */
+struct rank_extent {
+    struct request_slot_request wanted;
+    bool reserving; /* the extent is being reserved */
+};
+
+/* The rank's last request for the step. */
+struct rank_request {
+    struct step_args args;
+    struct blob blob; /* sent with the request */
+    uint64_t asked_ns;
+};
+
+/* Stage 3: the parameters that the rank has gathered, or gathers. */
+struct rank_gathers {
+    uint32_t *counts; /* for each parameter, how often the rank has gathered it; owned */
+    uint64_t live_elems;
+    uint32_t *params; /* parameters of the open request; owned */
+    uint32_t n_params;
+};
+
 struct job_rank {
     unsigned rank;
     struct rank_kept kept; /* survives a kill of the daemon; the other fields do not */
@@ -128,30 +155,23 @@ struct job_rank {
     struct away away;         /* used while the rank is away */
     const char *last_request; /* the last request's type as a static text */
     uint64_t attached_ns, last_ns;
-    uint64_t refused_secret; /* secret of the process whose Hello was refused last */
-    unsigned refused_code;   /* the code of that refusal; 0: none */
-    uint64_t again_ns;       /* since when the process of a rank that left waits to attach again; 0: no process does */
-    struct ring *rings[2];   /* [0]: of this incarnation; [1]: of a dead incarnation, while the slots are read */
+    struct rank_refusal refusal;
+    uint64_t again_ns;     /* since when the process of a rank that left waits to attach again; 0: no process does */
+    struct ring *rings[2]; /* [0]: of this incarnation; [1]: of a dead incarnation, while the slots are read */
 
     enum job_wait wait;
     uint64_t wait_ns;
     struct rank_waits waits;
     struct rank_phases phases;
-    struct request_slot_request slot_wanted;
-    bool reserving; /* an overflow extent is being reserved */
+    struct rank_extent extent;
 
-    struct blob blob;      /* the client's last blob, sent with a micro-batch or a step */
-    struct blob blob_step; /* the blob sent with the request for the step */
-    struct step_args args;
-    struct step_args expected; /* for the open step; groups is NULL: as args */
-    uint64_t asked_ns;
+    struct blob blob; /* the client's last blob, sent with a micro-batch or a step */
+    struct rank_request request;
+    struct step_args expected; /* for the open step; groups is NULL: as those of the request */
     uint32_t n_disconnects; /* number of job_disconnect() calls; when it changes, a request of several pushes stops */
 
     struct reading *given; /* the last answer with state, whose memory the client may still map; read-state.c */
-    uint32_t *gathered;    /* stage 3: for each parameter, how often the rank has gathered it; owned */
-    uint64_t live_elems;
-    uint32_t *gathering; /* parameters of the open request; owned */
-    uint32_t n_gathering;
+    struct rank_gathers gathers;
 };
 
 /* Resets the rank's data of the open step, after a commit or an abort. */

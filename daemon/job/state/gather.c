@@ -48,9 +48,9 @@ static unsigned local_rank(const struct job *job, const struct job_rank *rank)
 
 static void release_param(struct job *job, struct job_rank *rank, uint32_t param)
 {
-    rank->gathered[param] = 0;
-    assert(rank->live_elems >= job->layout->params[param].n_elems);
-    rank->live_elems -= job->layout->params[param].n_elems;
+    rank->gathers.counts[param] = 0;
+    assert(rank->gathers.live_elems >= job->layout->params[param].n_elems);
+    rank->gathers.live_elems -= job->layout->params[param].n_elems;
     pools_release(pools_of(job), param);
 }
 
@@ -59,21 +59,21 @@ static uint64_t hold_param(struct job *job, struct job_rank *rank, uint32_t para
 {
     uint64_t n_elems = job->layout->params[param].n_elems;
 
-    if (rank->gathered[param]++ > 0)
+    if (rank->gathers.counts[param]++ > 0)
         return 0;
-    rank->live_elems += n_elems;
+    rank->gathers.live_elems += n_elems;
     pools_hold(pools_of(job), param);
     return n_elems;
 }
 
 static void undo_gather(struct job *job, struct job_rank *rank)
 {
-    for (uint32_t i = 0; i < rank->n_gathering; i++) {
-        assert(rank->gathered[rank->gathering[i]] > 0);
-        if (--rank->gathered[rank->gathering[i]] == 0)
-            release_param(job, rank, rank->gathering[i]);
+    for (uint32_t i = 0; i < rank->gathers.n_params; i++) {
+        assert(rank->gathers.counts[rank->gathers.params[i]] > 0);
+        if (--rank->gathers.counts[rank->gathers.params[i]] == 0)
+            release_param(job, rank, rank->gathers.params[i]);
     }
-    rank->n_gathering = 0;
+    rank->gathers.n_params = 0;
 }
 
 static void refuse_lost(struct job *job, struct job_rank *rank)
@@ -93,18 +93,18 @@ static void refuse_lost(struct job *job, struct job_rank *rank)
 /* Answers with the places of the gathered parameters in the pool. Return: 0 or -ENOMEM. */
 static int answer_with_places(struct job *job, struct job_rank *rank)
 {
-    _cleanup_free_ uint64_t *offsets = calloc(rank->n_gathering + 1, sizeof(*offsets));
+    _cleanup_free_ uint64_t *offsets = calloc(rank->gathers.n_params + 1, sizeof(*offsets));
     bool moves;
 
     if (!offsets)
         return -ENOMEM;
-    moves = pools_places(pools_of(job), local_rank(job, rank), rank->gathering, rank->n_gathering, offsets);
+    moves = pools_places(pools_of(job), local_rank(job, rank), rank->gathers.params, rank->gathers.n_params, offsets);
     job_answer(job, rank,
                &(struct reply){.type = REPLY_DONE,
                                .done = {.position = job_position(job, rank),
                                         .loss_scale = job_loss_scale(job),
                                         .pool_offsets = moves ? offsets : NULL,
-                                        .n_pool_offsets = moves ? rank->n_gathering : 0}},
+                                        .n_pool_offsets = moves ? rank->gathers.n_params : 0}},
                NULL, 0);
     return 0;
 }
@@ -117,11 +117,11 @@ void gather_settle(struct job *job)
 
         if (rank->wait != WAIT_GATHER)
             continue;
-        found = pools_find(pools_of(job), local_rank(job, rank), rank->gathering, rank->n_gathering);
+        found = pools_find(pools_of(job), local_rank(job, rank), rank->gathers.params, rank->gathers.n_params);
         if (found == GATHER_LOADS)
             continue;
         if (found == GATHER_THERE && answer_with_places(job, rank) == 0)
-            rank->n_gathering = 0;
+            rank->gathers.n_params = 0;
         else
             refuse_lost(job, rank);
     }
@@ -135,8 +135,8 @@ static bool charge_gather(struct job *job, struct job_rank *rank, const struct r
     for (size_t i = 0; i < request->n_params; i++)
         asked += hold_param(job, rank, request->params[i]);
     for (size_t i = 0; i < request->n_params; i++)
-        rank->gathering[rank->n_gathering++] = request->params[i];
-    if (rank->live_elems <= allowed)
+        rank->gathers.params[rank->gathers.n_params++] = request->params[i];
+    if (rank->gathers.live_elems <= allowed)
         return true;
     undo_gather(job, rank);
     job_fault(
@@ -146,7 +146,7 @@ static bool charge_gather(struct job *job, struct job_rank *rank, const struct r
             .what = "live parameters (stage3_max_live_parameters)",
             .unit = "elements",
             .asked = asked,
-            .held = rank->live_elems,
+            .held = rank->gathers.live_elems,
             .allowed = allowed,
             .fix = "release modules before gathering others, or raise zero_optimization.stage3_max_live_parameters"}));
     return false;
@@ -192,18 +192,18 @@ void job_gather(struct job *job, struct job_rank *rank, const struct request_gat
         job_answer_done(job, rank);
         return;
     }
-    rank->n_gathering = 0;
-    gathering = realloc(rank->gathering, (request->n_params + 1) * sizeof(*gathering));
+    rank->gathers.n_params = 0;
+    gathering = realloc(rank->gathers.params, (request->n_params + 1) * sizeof(*gathering));
     if (!gathering) {
         refuse_lost(job, rank);
         return;
     }
-    rank->gathering = gathering;
+    rank->gathers.params = gathering;
     if (!charge_gather(job, rank, request)) {
         job_is_held(job, rank);
         return;
     }
-    pools_gather(pools_of(job), local_rank(job, rank), rank->gathering, rank->n_gathering);
+    pools_gather(pools_of(job), local_rank(job, rank), rank->gathers.params, rank->gathers.n_params);
     job_wait(job, rank, WAIT_GATHER);
     gather_settle(job);
 }
@@ -213,11 +213,11 @@ void job_release(struct job *job, struct job_rank *rank, const struct request_re
     for (size_t i = 0; i < request->n_params; i++) {
         uint32_t param = request->params[i];
 
-        if (param >= job->layout->n_params || (has_pools(job) && rank->gathered[param] == 0)) {
+        if (param >= job->layout->n_params || (has_pools(job) && rank->gathers.counts[param] == 0)) {
             job_drop_peer(job, rank, "Release.params: not gathered by this rank");
             return;
         }
-        if (has_pools(job) && --rank->gathered[param] == 0)
+        if (has_pools(job) && --rank->gathers.counts[param] == 0)
             release_param(job, rank, param);
     }
 }
@@ -252,11 +252,11 @@ void job_prefetch(struct job *job, struct job_rank *rank, const struct request_p
 
 void gather_detach(struct job *job, struct job_rank *rank)
 {
-    if (!has_pools(job) || !rank->gathered)
+    if (!has_pools(job) || !rank->gathers.counts)
         return;
     for (uint32_t p = 0; p < job->layout->n_params; p++)
-        if (rank->gathered[p] > 0)
+        if (rank->gathers.counts[p] > 0)
             release_param(job, rank, p);
-    assert(rank->live_elems == 0);
-    rank->n_gathering = 0;
+    assert(rank->gathers.live_elems == 0);
+    rank->gathers.n_params = 0;
 }

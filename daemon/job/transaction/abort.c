@@ -40,7 +40,7 @@ static void rewind_rank(struct job *job, struct job_rank *rank)
 
     rank_forget_step(rank);
     blob_reset(&rank->blob);
-    blob_reset(&rank->blob_step);
+    blob_reset(&rank->request.blob);
     if (rank->kept.blob.data)
         blob_set(&rank->blob, rank->kept.blob.data, rank->kept.blob.n_bytes);
     job_fault_reset(&rank->process.fault);

@@ -82,7 +82,7 @@ static void keep_expected(const struct job *job, struct job_rank *rank, const st
         job_keep_args(job, &rank->expected,
                       &(struct request_step){.groups = request->groups,
                                              .n_groups = request->n_groups,
-                                             .loss_scale = rank->args.loss_scale});
+                                             .loss_scale = rank->request.args.loss_scale});
 }
 
 void job_begin_backward(struct job *job, struct job_rank *rank, const struct request_begin_backward *request)
@@ -522,7 +522,7 @@ static void extent_run(struct work *work, uint32_t item)
 
 static uint64_t wanted_bytes(const struct job *job, const struct job_rank *rank)
 {
-    const struct request_slot_request *wanted = &rank->slot_wanted;
+    const struct request_slot_request *wanted = &rank->extent.wanted;
 
     assert(wanted->bucket < job->layout->n_buckets);
     return layout_parcel_bytes(job->layout, job->layout->buckets[wanted->bucket].first_parcel + wanted->parcel);
@@ -538,8 +538,8 @@ static void extent_done(struct work *work)
     job->work.n_io--;
     ring_reserved(start->ring, start->offset_bytes, start->result == 0);
     if (rank->rings[0] == start->ring) {
-        assert(rank->reserving);
-        rank->reserving = false;
+        assert(rank->extent.reserving);
+        rank->extent.reserving = false;
         if (rank->wait == WAIT_SLOT && start->result == 0 && start->n_bytes >= wanted_bytes(job, rank))
             grant_extent(job, rank, start->offset_bytes, start->n_bytes);
         else if (rank->wait == WAIT_SLOT && start->result == 0)
@@ -555,7 +555,7 @@ static void start_extent(struct job *job, struct job_rank *rank, uint64_t offset
 {
     struct extent_start *start = calloc(1, sizeof(*start));
 
-    assert(!rank->reserving);
+    assert(!rank->extent.reserving);
     if (!start) {
         ring_reserved(rank->rings[0], offset_bytes, false);
         refuse_slot(job, rank, n_bytes, "gradient slots (out of memory)", 0);
@@ -569,7 +569,7 @@ static void start_extent(struct job *job, struct job_rank *rank, uint64_t offset
         .offset_bytes = offset_bytes,
         .n_bytes = n_bytes,
     };
-    rank->reserving = true;
+    rank->extent.reserving = true;
     ring_hold(start->ring);
     job->work.n_io++;
     worker_post(job->pool, &start->work);
@@ -630,7 +630,7 @@ void admit_settle(struct job *job, struct job_rank *rank)
     struct memory_headroom headroom;
     int r;
 
-    if (rank->wait != WAIT_SLOT || rank->reserving || job_is_held(job, rank))
+    if (rank->wait != WAIT_SLOT || rank->extent.reserving || job_is_held(job, rank))
         return;
     if (rank->process.slot_credited) { /* the client may have looked before the credit */
         rank->process.slot_credited = rank->process.waited_in_vain = false;
@@ -673,7 +673,7 @@ void job_slot_request(struct job *job, struct job_rank *rank, const struct reque
                                                                 : "SlotRequest.parcel: no such parcel in the bucket");
         return;
     }
-    rank->slot_wanted = *request;
+    rank->extent.wanted = *request;
     job_wait(job, rank, WAIT_SLOT);
     admit_settle(job, rank);
 }

@@ -373,7 +373,7 @@ struct diagnostic *job_compare_args(const struct job *job, const struct job_rank
     if (!other)
         return NULL;
     evidence.other_rank = other->rank;
-    if (!args_differ(job, &rank->args, &other->args, &evidence, name, sizeof(name)))
+    if (!args_differ(job, &rank->request.args, &other->request.args, &evidence, name, sizeof(name)))
         return NULL;
     return cause_step_args(&evidence);
 }
@@ -470,7 +470,7 @@ static void judge_and_ask(struct job *job, struct job_rank *rank)
         return;
     }
     assert(job->ledger.ranks[rank->rank].asked);
-    rank->asked_ns = job_now(job);
+    rank->request.asked_ns = job_now(job);
     job_wait(job, rank, WAIT_STEP);
     collect_all(job);
 }
@@ -505,12 +505,12 @@ void job_step(struct job *job, struct job_rank *rank, const struct request_step 
         job_drop_peer(job, rank, "Step: AbortSeen was not sent after the last abort");
         return;
     }
-    job_keep_args(job, &rank->args, request);
+    job_keep_args(job, &rank->request.args, request);
     job_keep_args(job, &rank->expected, &(struct request_step){0});
     rank->process.wants_decision = request->wants_decision;
-    blob_reset(&rank->blob_step);
+    blob_reset(&rank->request.blob);
     if (request->has_blob)
-        blob_set(&rank->blob_step, request->blob, request->n_blob_bytes);
+        blob_set(&rank->request.blob, request->blob, request->n_blob_bytes);
     if (!rank->step.proceed && needs_others(job, rank)) {
         job_wait(job, rank, WAIT_OTHERS);
         job->ops.soon(job->ops.userdata, OTHERS_MS);

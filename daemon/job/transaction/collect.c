@@ -308,7 +308,7 @@ void collect_release_ring(struct job *job, struct job_rank *rank, bool abort)
 
     if (rank->rings[1] && (abort || rank->rings[1]->n_held == 0))
         ring_orphan(steal_ptr(rank->rings[1]));
-    rank->reserving = false;
+    rank->extent.reserving = false;
     if (!ring)
         return;
     assert(!rank->rings[1]);

@@ -66,7 +66,7 @@ static const struct step_args *first_args(const struct job *job)
 
     for (unsigned r = job->world.first; r < job->world.end; r++)
         if (job->ledger.ranks[r].asked)
-            return &job->ranks[r].args;
+            return &job->ranks[r].request.args;
     return &none;
 }
 
@@ -116,7 +116,7 @@ static bool anybody(const struct job *job, bool (*says)(const struct job_rank *)
 
 static bool found_inf(const struct job_rank *rank)
 {
-    return rank->args.found_inf;
+    return rank->request.args.found_inf;
 }
 
 static bool proceeds(const struct job_rank *rank)
@@ -130,7 +130,7 @@ static bool proceeds(const struct job_rank *rank)
  */
 static bool scales_itself(const struct job_rank *rank)
 {
-    return rank->args.loss_scale > 1;
+    return rank->request.args.loss_scale > 1;
 }
 
 /*
@@ -200,7 +200,7 @@ static void note_times(struct job *job)
     times->decided_ns = times->first_asked_ns = job_now(job);
     for (unsigned r = job->world.first; r < job->world.end; r++)
         if (job->ledger.ranks[r].asked)
-            times->first_asked_ns = MIN(times->first_asked_ns, job->ranks[r].asked_ns);
+            times->first_asked_ns = MIN(times->first_asked_ns, job->ranks[r].request.asked_ns);
 }
 
 static void warn_accumulated(struct job *job)
@@ -342,10 +342,10 @@ static void carry_out(struct job *job, const struct node_verdict *verdict)
 
 static void close_rank(struct job *job, struct job_rank *rank)
 {
-    if (rank->blob_step.data) {
+    if (rank->request.blob.data) {
         blob_reset(&rank->blob);
-        rank->blob = rank->blob_step;
-        rank->blob_step = (struct blob){0};
+        rank->blob = rank->request.blob;
+        rank->request.blob = (struct blob){0};
     }
     if (rank->blob.data)
         blob_set(&rank->kept.blob, rank->blob.data, rank->blob.n_bytes);

@@ -138,7 +138,8 @@ struct hyper job_hyper(const struct job *job, const struct step_args *args, uint
 double step_expect(const struct job *job, struct hyper *hypers)
 {
     const struct job_rank *rank = &job->ranks[job->world.first];
-    const struct step_args *args = rank->expected.groups ? &rank->expected : &rank->args; /* args: of the last step */
+    const struct step_args *last = &rank->request.args; /* of the last step */
+    const struct step_args *args = rank->expected.groups ? &rank->expected : last;
 
     for (uint32_t g = 0; g < job->layout->n_groups; g++)
         hypers[g] = job_hyper(job, args, g);
