@@ -243,7 +243,7 @@ static void unform(struct zerod *c)
 {
     fault_unregister(c);
     push_deinit(c);
-    c->call.shown = NULL;
+    c->call.held.shown = NULL;
     c->memory->deinit(c);
     mapping_deinit(&c->overflow);
     mapping_deinit(&c->credit);

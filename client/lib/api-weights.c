@@ -100,11 +100,11 @@ static size_t gathered_at_once(const struct zerod *c, const unsigned *params, si
 
 static int send_release(struct zerod *c, const unsigned *params, size_t n_params)
 {
-    uint32_t n_mends = c->call.n_mends;
+    uint32_t n_mends = c->call.mend.n;
     int r = 0;
 
     /* Stops after a reconnect, because weights_say_held() has sent the new daemon the gathered parameters. */
-    for (size_t i = 0, n; r == 0 && i < n_params && c->call.n_mends == n_mends; i += n) {
+    for (size_t i = 0, n; r == 0 && i < n_params && c->call.mend.n == n_mends; i += n) {
         n = part_of(n_params - i);
         r = MIN(call_send(&c->call,
                           &(struct request){.type = REQUEST_RELEASE, .release = {.params = params + i, .n_params = n}}),

@@ -100,11 +100,11 @@ static int poll_ms(const struct call *call, int64_t left_ms)
 
 static int timed_out(struct call *call)
 {
-    if (call->mend_until_ms == 0)
+    if (call->mend.until_ms == 0)
         return call_fatal(call, -ETIMEDOUT,
                           "zerod did not answer within %d ms; zerodctl status shows which rank waits for which",
                           call->timeout_ms);
-    if (call->mend_until_ms == call->until_ms)
+    if (call->mend.until_ms == call->mend.wait_until_ms)
         return call_fatal(call, -ETIMEDOUT,
                           "zerod was stopped or killed, and no other daemon has answered within %d ms (timeout of the "
                           "call); see its log",
@@ -112,7 +112,7 @@ static int timed_out(struct call *call)
     return call_fatal(call, -ECONNRESET,
                       "zerod was stopped or killed, and no other daemon has answered within %llu ms "
                       "(limits.reattach_timeout); see its log",
-                      (unsigned long long)call->reattach_ms);
+                      (unsigned long long)call->mend.reattach_ms);
 }
 
 /* Return: 0 when the socket may be ready, or a fatal error. */
@@ -134,7 +134,7 @@ static int wait_for_daemon(struct call *call, short events, int64_t deadline_ms)
 
 int call_pause(struct call *call, int64_t ms)
 {
-    int64_t left = call->mend_until_ms - call_now_ms();
+    int64_t left = call->mend.until_ms - call_now_ms();
 
     if (left <= 0)
         return timed_out(call);
@@ -146,8 +146,8 @@ int call_pause(struct call *call, int64_t ms)
 
 int64_t call_deadline(const struct call *call)
 {
-    if (call->mend_until_ms > 0)
-        return call->mend_until_ms;
+    if (call->mend.until_ms > 0)
+        return call->mend.until_ms;
     return call->timeout_ms > 0 ? call_now_ms() + call->timeout_ms : -1;
 }
 
@@ -217,10 +217,10 @@ static int mend(struct call *call)
     if (is_still_served(call))
         return call_fatal(call, -ECONNRESET,
                           "zerod has closed only this connection and is still running; its log has the reason");
-    if (!call->on_break || call->reattach_ms == 0)
+    if (!call->mend.on_break || call->mend.reattach_ms == 0)
         return call_lost(call);
-    r = call->on_break(call->on_break_arg);
-    call->n_mends += r == 0;
+    r = call->mend.on_break(call->mend.arg);
+    call->mend.n += r == 0;
     return r;
 }
 
@@ -297,7 +297,7 @@ static int send_packets(struct call *call, const struct frame_packet *packets, s
 
     if (r != CALL_BROKEN)
         return r;
-    call->until_ms = call_deadline(call);
+    call->mend.wait_until_ms = call_deadline(call);
     return mend(call);
 }
 
@@ -309,7 +309,7 @@ static int check_left(struct call *call)
 
 static void show_n_held(struct call *call)
 {
-    atomic_store_explicit(&call->shown->n, (uint32_t)call->n_held, memory_order_release);
+    atomic_store_explicit(&call->held.shown->n, (uint32_t)call->held.n_pushes, memory_order_release);
 }
 
 /* Return: the request of a run. sequence: the number of its first push. */
@@ -328,19 +328,20 @@ static struct request request_of(const struct held_run *run, uint64_t sequence)
 
 int call_flush(struct call *call)
 {
+    struct call_held *held = &call->held;
     struct frame_packet packets[HELD_RUNS];
-    uint64_t sequence = call->runs[0].first.sequence; /* number of the oldest held push */
-    size_t n_bytes = 0, n_runs = call->n_runs;
+    uint64_t sequence = held->runs[0].first.sequence; /* number of the oldest held push */
+    size_t n_bytes = 0, n_runs = held->n_runs;
     int r = 0;
 
     if (n_runs == 0)
         return 0;
-    call->n_runs = call->n_held = 0;
-    call->n_held_grad_bytes = 0;
+    held->n_runs = held->n_pushes = 0;
+    held->n_grad_bytes = 0;
     for (size_t i = 0; i < n_runs && r == 0; i++) {
-        struct request request = request_of(&call->runs[i], sequence);
+        struct request request = request_of(&held->runs[i], sequence);
 
-        sequence += 1 + call->runs[i].n_others;
+        sequence += 1 + held->runs[i].n_others;
         r = pack_to_keep(call, &request, &n_bytes, &packets[i]);
     }
     if (r == 0)
@@ -369,43 +370,45 @@ static bool goes_with(const struct request_push *first, const struct request_pus
 /* Adds the push to a run. If no run has room, calls call_flush() first. Return: as call_flush(). */
 static int add_to_run(struct call *call, const struct request_push *push)
 {
+    struct call_held *held = &call->held;
     /* Sends earlier passes first, because runs may reorder pushes, but not the passes of one parameter. */
     int r = push->pass > 0 ? call_flush(call) : 0;
 
-    for (size_t i = call->n_runs; r == 0 && i > 0; i--) {
-        struct held_run *run = &call->runs[i - 1];
+    for (size_t i = held->n_runs; r == 0 && i > 0; i--) {
+        struct held_run *run = &held->runs[i - 1];
 
         if (goes_with(&run->first, push)) {
             run->others[run->n_others++] = push->param;
             return 0;
         }
     }
-    if (r == 0 && call->n_runs == HELD_RUNS)
+    if (r == 0 && held->n_runs == HELD_RUNS)
         r = call_flush(call);
     if (r != 0)
         return r;
-    call->runs[call->n_runs].first = *push;
-    call->runs[call->n_runs++].n_others = 0;
+    held->runs[held->n_runs].first = *push;
+    held->runs[held->n_runs++].n_others = 0;
     return 0;
 }
 
 int call_hold(struct call *call, const struct request_push *push, uint64_t n_grad_bytes)
 {
+    struct call_held *held = &call->held;
     int r = check_left(call);
 
     if (r != 0)
         return r;
-    if (!call->shown)
+    if (!held->shown)
         return call_send(call, &(struct request){.type = REQUEST_PUSH, .push = *push});
     r = add_to_run(call, push);
     if (r != 0)
         return r;
     /* If this rank hangs now, the daemon must not report this parameter as owed. */
-    atomic_store_explicit(&call->shown->params[call->n_held], push->param, memory_order_relaxed);
-    call->n_held++;
-    call->n_held_grad_bytes += n_grad_bytes;
+    atomic_store_explicit(&held->shown->params[held->n_pushes], push->param, memory_order_relaxed);
+    held->n_pushes++;
+    held->n_grad_bytes += n_grad_bytes;
     show_n_held(call);
-    return call->n_held == HELD_PUSHES || call->n_held_grad_bytes >= HOLD_GRAD_BYTES ? call_flush(call) : 0;
+    return held->n_pushes == HELD_PUSHES || held->n_grad_bytes >= HOLD_GRAD_BYTES ? call_flush(call) : 0;
 }
 
 static int send_one(struct call *call, const struct request *request)
@@ -419,12 +422,12 @@ static int send_one(struct call *call, const struct request *request)
 
 int call_send(struct call *call, const struct request *request)
 {
-    uint32_t n_mends = call->n_mends;
+    uint32_t n_mends = call->mend.n;
     int r = check_left(call);
 
     if (r == 0)
         r = call_flush(call);
-    if (r == 0 && call->n_mends != n_mends && !request_is_recorded(request->type))
+    if (r == 0 && call->mend.n != n_mends && !request_is_recorded(request->type))
         return 0;
     return r == 0 ? send_one(call, request) : r;
 }
@@ -445,9 +448,9 @@ static int send_asking(struct call *call, const struct request *request)
         return r;
     call->waits = is_recorded;
     do {
-        n_mends = call->n_mends;
+        n_mends = call->mend.n;
         r = send_one(call, request);
-    } while (r == 0 && !is_recorded && call->n_mends != n_mends);
+    } while (r == 0 && !is_recorded && call->mend.n != n_mends);
     return r;
 }
 
@@ -504,7 +507,7 @@ static int await_reply(struct call *call, const struct request *request, struct 
     int r;
 
     while ((r = call_receive(call, until_ms, reply)) == CALL_BROKEN) {
-        call->until_ms = until_ms;
+        call->mend.wait_until_ms = until_ms;
         r = mend(call);
         if (r == 0 && !request_is_recorded(request->type))
             r = send_asking(call, request);
@@ -513,7 +516,7 @@ static int await_reply(struct call *call, const struct request *request, struct 
     }
     if (r < 0)
         return r;
-    call->down_ms = 0;
+    call->mend.down_ms = 0;
     call->owes = reply->type == REPLY_STEP_DONE && reply->step_done.is_decision;
     call->waits = call->owes;
     recorded_drop(&call->recorded);

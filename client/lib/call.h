@@ -51,6 +51,30 @@ struct held_run {
     uint32_t n_others;
 };
 
+/* The pushes that are held, as runs, for one send (call_hold()). */
+struct call_held {
+    struct held_pushes *shown; /* their place in the ring; NULL: none; not owned */
+    struct held_run runs[HELD_RUNS];
+    size_t n_runs;
+    size_t n_pushes; /* in all runs */
+    uint64_t n_grad_bytes;
+};
+
+/* How a broken connection is mended. */
+struct call_mend {
+    /*
+     * Called when the connection has broken. If it is NULL, or reattach_ms is 0, a break is fatal. Return: 0 if the
+     * next daemon has all requests; CALL_ANEW; or fatal.
+     */
+    int (*on_break)(void *arg);
+    void *arg;
+    uint64_t reattach_ms;  /* limit of a reconnect; from the daemon */
+    int64_t down_ms;       /* time without a connection since the last answer */
+    int64_t until_ms;      /* deadline while on_break() runs, else 0 */
+    int64_t wait_until_ms; /* deadline of the wait that broke; -1: none */
+    uint32_t n;            /* number of successful reconnects */
+};
+
 struct call {
     int fd;                     /* owned; -1: none. Later connections have the same number */
     struct sockaddr_un address; /* the daemon's */
@@ -65,17 +89,7 @@ struct call {
     void (*on_abort)(void *arg, const struct wire_position *position);
     void *on_abort_arg;
 
-    /*
-     * Called when the connection has broken. If it is NULL, or reattach_ms is 0, a break is fatal. Return: 0 if the
-     * next daemon has all requests; CALL_ANEW; or fatal.
-     */
-    int (*on_break)(void *arg);
-    void *on_break_arg;
-    uint64_t reattach_ms;     /* limit of a reconnect; from the daemon */
-    int64_t down_ms;          /* time without a connection since the last answer */
-    int64_t mend_until_ms;    /* deadline while on_break() runs, else 0 */
-    int64_t until_ms;         /* deadline of the wait that broke; -1: none */
-    uint32_t n_mends;         /* number of successful reconnects */
+    struct call_mend mend;
     bool waits;               /* the last recorded request has no answer yet */
     bool owes;                /* a decided Step has no answer yet; call_settle() must precede other requests */
     struct recorded recorded; /* requests that the next daemon may need */
@@ -85,12 +99,8 @@ struct call {
     struct client_error error;
     struct frame_buffer in; /* the last answer, with its descriptors */
     struct wire_arena arena;
-    uint8_t *out;                          /* FRAME_MAX_BYTES */
-    struct held_pushes *shown;             /* place in the ring for held pushes; NULL: none; not owned */
-    struct held_run runs[HELD_RUNS];
-    size_t n_runs;
-    size_t n_held; /* in all runs */
-    uint64_t n_held_grad_bytes;
+    uint8_t *out; /* FRAME_MAX_BYTES */
+    struct call_held held;
 };
 
 /* Allocates the buffers; the caller connects fd. Return: 0 or -ENOMEM, without a text. */

@@ -111,10 +111,10 @@ static int say_hello(struct zerod *c)
     struct reply reply;
     int r;
 
-    c->call.on_break = resume_after_break;
-    c->call.on_break_arg = c;
+    c->call.mend.on_break = resume_after_break;
+    c->call.mend.arg = c;
     /* This limit is used until the daemon has sent its own. */
-    c->call.reattach_ms = (uint64_t)(c->call.timeout_ms > 0 ? c->call.timeout_ms : HELLO_MS);
+    c->call.mend.reattach_ms = (uint64_t)(c->call.timeout_ms > 0 ? c->call.timeout_ms : HELLO_MS);
     c->connecting = true;
     r = call_ask(&c->call, &(struct request){.type = REQUEST_HELLO, .hello = resume_hello(c)}, REPLY_WELCOME, &reply);
     if (r == 0)

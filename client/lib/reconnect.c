@@ -105,7 +105,7 @@ int resume_keep_welcome(struct zerod *c, const struct reply_welcome *welcome)
     c->welcome.server = NULL;
     c->welcome.run_id = c->run_id;
     c->welcome.optimizer = c->optimizer;
-    c->call.reattach_ms = welcome->reattach_ms;
+    c->call.mend.reattach_ms = welcome->reattach_ms;
     return c->run_id && c->optimizer ? 0 : call_fatal(&c->call, -ENOMEM, "out of memory");
 }
 
@@ -142,7 +142,7 @@ static int hello_refused(struct call *call, const struct attempts *attempts, con
 {
     bool may_change = refusal->diagnostic.code == E_RANK_TAKEN || refusal->diagnostic.code == E_HELD;
 
-    if (may_change && call_now_ms() + attempts->pause_ms < call->mend_until_ms)
+    if (may_change && call_now_ms() + attempts->pause_ms < call->mend.until_ms)
         return CALL_BROKEN;
     call->fatal = -ECONNABORTED;
     error_from_diagnostic(&call->error, call->fatal, &refusal->diagnostic);
@@ -156,7 +156,7 @@ static int greet(struct zerod *c, const struct attempts *attempts, struct reply 
     int r = call_say(call, &(struct request){.type = REQUEST_HELLO, .hello = resume_hello(c)});
 
     if (r == 0 || r == CALL_SAID_WHY)
-        r = call_receive(call, call->mend_until_ms, reply);
+        r = call_receive(call, call->mend.until_ms, reply);
     if (r != 0)
         return r;
     if (reply->type == REPLY_REFUSED)
@@ -261,9 +261,9 @@ static int try_once(struct zerod *c, struct attempts *attempts)
 
 static int64_t mend_until(const struct call *call, int64_t broken_ms)
 {
-    int64_t until_ms = broken_ms + (int64_t)MIN(call->reattach_ms, (uint64_t)INT32_MAX * 1000);
+    int64_t until_ms = broken_ms + (int64_t)MIN(call->mend.reattach_ms, (uint64_t)INT32_MAX * 1000);
 
-    return call->until_ms < 0 ? until_ms : MIN(until_ms, call->until_ms);
+    return call->mend.wait_until_ms < 0 ? until_ms : MIN(until_ms, call->mend.wait_until_ms);
 }
 
 int resume_after_break(void *arg)
@@ -271,21 +271,21 @@ int resume_after_break(void *arg)
     struct attempts attempts = {.pause_ms = FIRST_PAUSE_MS};
     struct zerod *c = arg;
     struct call *call = &c->call;
-    int64_t broken_ms = call_now_ms() - call->down_ms;
+    int64_t broken_ms = call_now_ms() - call->mend.down_ms;
     const char *waits_for = call->waits_for;
     int r;
 
     if (!resumes(c) && !c->forming && !c->connecting)
         return call_lost(call);
-    call->mend_until_ms = mend_until(call, broken_ms);
+    call->mend.until_ms = mend_until(call, broken_ms);
     while ((r = try_once(c, &attempts)) == CALL_BROKEN) {
         r = call_pause(call, attempts.pause_ms);
         if (r < 0)
             break;
         attempts.pause_ms = MIN(attempts.pause_ms * 2, (int64_t)MAX_PAUSE_MS);
     }
-    call->mend_until_ms = 0;
-    call->down_ms = call_now_ms() - broken_ms;
+    call->mend.until_ms = 0;
+    call->mend.down_ms = call_now_ms() - broken_ms;
     call->waits_for = waits_for;
     return r;
 }

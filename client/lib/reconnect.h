@@ -18,5 +18,5 @@ struct request_hello resume_hello(const struct zerod *c);
 /* Keeps the daemon's answer to Hello. Return: 0 or fatal. */
 int resume_keep_welcome(struct zerod *c, const struct reply_welcome *welcome);
 
-/* The implementation of call.on_break. arg: the handle. */
+/* The implementation of call.mend.on_break. arg: the handle. */
 int resume_after_break(void *arg);

@@ -96,7 +96,7 @@ static int host_memory_check(struct zerod *c, const struct reply_formed *formed)
     if (c->weights.n_bytes < weight_bytes)
         return call_fatal(&c->call, -EPROTO, "zerod sent %zu bytes of weights, expected at least %llu",
                           c->weights.n_bytes, (unsigned long long)weight_bytes);
-    c->call.shown = (struct held_pushes *)(c->ring.base + held_offset);
+    c->call.held.shown = (struct held_pushes *)(c->ring.base + held_offset);
     return 0;
 }
 
