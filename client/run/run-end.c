@@ -57,16 +57,16 @@ void run_check_flushed(struct run *run)
         return;
     if (uv_is_closing((uv_handle_t *)&run->probe))
         return;
-    if (run->abandoned) {
+    if (run->output.abandoned) {
         uv_stop(&run->loop);
         return;
     }
     run_close_keepers(run);
-    for (i = 0; i < run->n_sinks; i++)
-        sink_close(run->sinks[i]);
+    for (i = 0; i < run->output.n_sinks; i++)
+        sink_close(run->output.sinks[i]);
     uv_close((uv_handle_t *)&run->probe, NULL);
     uv_close((uv_handle_t *)&run->grace, NULL);
-    uv_close((uv_handle_t *)&run->output_grace, NULL);
+    uv_close((uv_handle_t *)&run->output.grace, NULL);
     for (i = 0; i < ARRAY_SIZE(run->signals); i++)
         uv_close((uv_handle_t *)&run->signals[i], NULL);
 }

@@ -75,16 +75,24 @@ struct run_daemon {
     struct tee tee;
 };
 
+/* Where zerodrun and its processes write (run-output.c). */
+struct run_output {
+    struct output streams[2], *out, *err; /* out and err may be equal */
+    struct repeats repeats[2];            /* for out and err; the first one for both if has_one_file */
+    bool has_one_file;                    /* out and err are the same file */
+    struct sink *sinks[RUN_MAX_SINKS];    /* n_sinks sinks, which are drained before the end */
+    size_t n_sinks;
+    uv_timer_t grace;         /* starts at the first interruption */
+    uint64_t n_written_bytes; /* by all sinks, at the last check of grace */
+    bool abandoned;           /* output is dropped; its threads may hang in write(2), so sinks cannot be closed */
+};
+
 struct run {
     const struct run_options *options;
     const struct place *place;
     enum run_state state;
     uv_loop_t loop;
-    struct output outputs[2], *out, *err; /* out and err may be equal */
-    struct repeats repeats[2];            /* for out and err; the first one for both if has_one_file */
-    bool has_one_file;                    /* out and err are the same file */
-    struct sink *sinks[RUN_MAX_SINKS];    /* n_sinks sinks, which are drained before the end */
-    size_t n_sinks;
+    struct run_output output;
     struct run_rank *ranks; /* place->n_ranks, owned */
     unsigned n_running;
     struct run_daemon daemons[OPTIONS_MAX_JOBS]; /* place->n_jobs */
@@ -92,13 +100,10 @@ struct run {
     struct environment daemon_env;
     uv_signal_t signals[RUN_N_FORWARDED];
     uv_timer_t probe, grace;
-    uv_timer_t output_grace;  /* starts at the first interruption */
-    uint64_t n_written_bytes; /* by all sinks, at the last check of output_grace */
     uint64_t started_ms;
     uint64_t n_open_files; /* zerodrun's soft limit at its start */
     int interrupted;       /* the first of SIGINT, SIGTERM, SIGHUP, SIGQUIT received; 0: none */
     bool killing;          /* a second SIGINT was received */
-    bool abandoned;        /* output is dropped; its threads may hang in write(2), so sinks cannot be closed */
     struct failure failure;
 };
 

@@ -10,8 +10,8 @@
 
 bool run_is_drained(const struct run *run)
 {
-    for (size_t i = 0; i < run->n_sinks; i++)
-        if (!sink_is_drained(run->sinks[i]))
+    for (size_t i = 0; i < run->output.n_sinks; i++)
+        if (!sink_is_drained(run->output.sinks[i]))
             return false;
     return true;
 }
@@ -46,15 +46,15 @@ int run_init_outputs(struct run *run)
     size_t n = output_is_shared(STDOUT_FILENO, STDERR_FILENO) ? 1 : ARRAY_SIZE(fds);
 
     for (size_t i = 0; i < n; i++) {
-        int r = output_init(&run->outputs[i], &run->loop, fds[i], run->options->color, run_drained, run);
+        int r = output_init(&run->output.streams[i], &run->loop, fds[i], run->options->color, run_drained, run);
 
         if (r < 0)
             return r;
-        run->sinks[run->n_sinks++] = &run->outputs[i].sink;
+        run->output.sinks[run->output.n_sinks++] = &run->output.streams[i].sink;
     }
-    run->has_one_file = output_is_one_file(STDOUT_FILENO, STDERR_FILENO);
-    run->out = &run->outputs[0];
-    run->err = &run->outputs[n - 1];
+    run->output.has_one_file = output_is_one_file(STDOUT_FILENO, STDERR_FILENO);
+    run->output.out = &run->output.streams[0];
+    run->output.err = &run->output.streams[n - 1];
     return 0;
 }
 
@@ -70,7 +70,7 @@ int run_open_tee(struct run *run, struct tee *tee, const char *name)
     int r = spec.directory ? tee_init(tee, &run->loop, &spec) : 0;
 
     if (tee->is_open)
-        run->sinks[run->n_sinks++] = &tee->sink;
+        run->output.sinks[run->output.n_sinks++] = &tee->sink;
     if (r < 0)
         run_error(run, EX_CANTCREAT, "--tee: cannot write %s: %s", tee->path ? tee->path : name, strerror(-r));
     return r;
@@ -82,10 +82,10 @@ static void run_give_up_output(struct run *run)
 {
     size_t i;
 
-    run->abandoned = true;
-    for (i = 0; i < run->n_sinks; i++)
-        if (!sink_is_drained(run->sinks[i]))
-            sink_abandon(run->sinks[i]);
+    run->output.abandoned = true;
+    for (i = 0; i < run->output.n_sinks; i++)
+        if (!sink_is_drained(run->output.sinks[i]))
+            sink_abandon(run->output.sinks[i]);
     run_note(run, "no reader read the output for %.0f s, so the rest is dropped", run->options->grace_ms / 1e3);
     run_drained(run);
 }
@@ -94,8 +94,8 @@ static uint64_t run_n_written_bytes(const struct run *run)
 {
     uint64_t n_bytes = 0;
 
-    for (size_t i = 0; i < run->n_sinks; i++)
-        n_bytes += sink_n_written_bytes(run->sinks[i]);
+    for (size_t i = 0; i < run->output.n_sinks; i++)
+        n_bytes += sink_n_written_bytes(run->output.sinks[i]);
     return n_bytes;
 }
 
@@ -104,15 +104,15 @@ static void run_check_output(uv_timer_t *timer)
     struct run *run = timer->data;
     uint64_t n_bytes = run_n_written_bytes(run);
 
-    if (!run_is_drained(run) && n_bytes == run->n_written_bytes)
+    if (!run_is_drained(run) && n_bytes == run->output.n_written_bytes)
         run_give_up_output(run);
-    run->n_written_bytes = n_bytes;
+    run->output.n_written_bytes = n_bytes;
 }
 
 void run_watch_output(struct run *run)
 {
-    if (uv_is_active((uv_handle_t *)&run->output_grace))
+    if (uv_is_active((uv_handle_t *)&run->output.grace))
         return;
-    run->n_written_bytes = run_n_written_bytes(run);
-    uv_timer_start(&run->output_grace, run_check_output, run->options->grace_ms, run->options->grace_ms);
+    run->output.n_written_bytes = run_n_written_bytes(run);
+    uv_timer_start(&run->output.grace, run_check_output, run->options->grace_ms, run->options->grace_ms);
 }

@@ -19,7 +19,7 @@ __attribute__((format(printf, 3, 0))) static void run_vsay(struct run *run, bool
     if (vasprintf(&text, format, args) < 0)
         text = NULL;
     else
-        output_say(run->err, is_error, text);
+        output_say(run->output.err, is_error, text);
 }
 
 void run_note(struct run *run, const char *format, ...)

@@ -28,7 +28,7 @@ static_assert(ARRAY_SIZE(forwarded) == RUN_N_FORWARDED, "the handles of all sign
 static void run_interrupt(struct run *run, int signum)
 {
     if (run->state == RUN_FLUSHING) {
-        run->abandoned = true;
+        run->output.abandoned = true;
         uv_stop(&run->loop);
         return;
     }
@@ -129,8 +129,8 @@ static int run_init(struct run *run)
         return r;
     uv_timer_init(&run->loop, &run->probe);
     uv_timer_init(&run->loop, &run->grace);
-    uv_timer_init(&run->loop, &run->output_grace);
-    run->output_grace.data = run;
+    uv_timer_init(&run->loop, &run->output.grace);
+    run->output.grace.data = run;
     run->probe.data = run;
     run->grace.data = run;
     run->started_ms = uv_now(&run->loop);
@@ -150,8 +150,8 @@ static void run_deinit(struct run *run)
     for (i = 0; i < run->place->n_jobs; i++)
         tee_deinit(&run->daemons[i].tee);
     environment_deinit(&run->daemon_env);
-    for (i = 0; i < ARRAY_SIZE(run->repeats); i++)
-        repeats_deinit(&run->repeats[i]);
+    for (i = 0; i < ARRAY_SIZE(run->output.repeats); i++)
+        repeats_deinit(&run->output.repeats[i]);
     free(run->ranks);
 }
 
@@ -175,7 +175,7 @@ int run(const struct run_options *options, const struct place *place)
     run_begin(run);
     uv_run(&run->loop, UV_RUN_DEFAULT);
     code = run->failure.exit_code;
-    if (run->abandoned) {
+    if (run->output.abandoned) {
         for (unsigned i = 0; i < place->n_jobs; i++)
             keeper_remove_socket(&run->daemons[i].keeper);
         return code;
