@@ -61,6 +61,39 @@ enum {
 /* Picked: a stopping daemon waits no longer than this for other nodes. */
 #define OTHERS_PATIENCE_NS UINT64_C(10000000000)
 
+/* The tick. It is periodic unless the server rests, because no tick is due within TICK_MS. */
+struct ticking {
+    uv_timer_t timer;
+    uv_timer_t soon;  /* the extra tick that the job wants */
+    uv_check_t woken; /* runs after each event */
+    bool resting;
+    bool rested; /* the server was resting until this tick */
+};
+
+/* The watchdog of systemd, and the progress of workers that decides whether it is fed. */
+struct watchdog {
+    uint64_t timeout_ns; /* 0: there is no watchdog */
+    uint64_t fed_ns;
+    uint64_t progress; /* of the workers, at the last tick */
+    uint64_t stuck_since_ns;
+};
+
+/* The last status for the service manager. */
+struct sent_status {
+    char text[640];
+    uint64_t ns; /* when it was sent */
+};
+
+/* How the server stops. */
+struct stop {
+    bool begun;
+    bool waits;         /* it will stop after a checkpoint, and after other nodes have completed all decisions */
+    bool saves;         /* while waits: a checkpoint is being written first */
+    bool is_unsaved;    /* it stops without the checkpoint that should have been written */
+    uint64_t heard_ns;  /* while waits: start of the wait for other nodes */
+    const char *signal; /* the signal that stops the server; NULL: no signal yet */
+};
+
 struct server {
     const struct config *config;
     const struct kernels *kernels;
@@ -68,8 +101,7 @@ struct server {
     uv_poll_t listen_poll;
     uv_poll_t work_poll; /* polls work_fd, which is readable when workers have finished work */
     int work_fd;
-    uv_timer_t tick, soon;
-    uv_check_t woken;
+    struct ticking tick;
     uv_signal_t sigterm, sigint, sighup;
     struct listener listener;
     struct worker_pool *pool;
@@ -77,20 +109,12 @@ struct server {
     struct membership *membership; /* NULL: one node */
     struct service service;        /* shared by all connections */
     bool listening;                /* the listen handle is active */
-    bool resting;                  /* no tick is due within TICK_MS */
-    bool rested;                   /* the server was resting until this tick */
-    uint64_t watchdog_ns, fed_ns, status_ns;
-    char status[640]; /* the last status for the service manager */
-    uint64_t progress_seen, stuck_since_ns;
+    struct watchdog watchdog;
+    struct sent_status sent_status;
     struct diagnostic_log log;
     struct trace_files traces;
     struct checkpoint_folder folder;
-    bool stopping;
-    bool waits_to_stop; /* will stop after a checkpoint, and after other nodes have completed all decisions */
-    bool saves_to_stop; /* while waits_to_stop: a checkpoint is being written first */
-    bool is_unsaved;    /* the server stops without the checkpoint that should have been written */
-    uint64_t heard_ns;  /* while waits_to_stop: start of the wait for other nodes */
-    const char *signal; /* the signal that stops the server; NULL: no signal yet */
+    struct stop stop;
     bool told_sighup;
 };
 
@@ -252,42 +276,43 @@ static void describe_status(const struct server *server, char *text, size_t size
 /* Return: the time until the next status may be sent, or UINT64_MAX if the status has not changed. */
 static uint64_t status_rest_ns(const struct server *server, uint64_t now)
 {
-    char text[sizeof(server->status)];
+    char text[sizeof(server->sent_status.text)];
 
     describe_status(server, text, sizeof(text));
-    if (strcmp(text, server->status) == 0)
+    if (strcmp(text, server->sent_status.text) == 0)
         return UINT64_MAX;
-    return STATUS_EVERY_NS - MIN(now - server->status_ns, STATUS_EVERY_NS);
+    return STATUS_EVERY_NS - MIN(now - server->sent_status.ns, STATUS_EVERY_NS);
 }
 
 static void tell_status(struct server *server, uint64_t now)
 {
     if (status_rest_ns(server, now) > 0)
         return;
-    server->status_ns = now;
-    describe_status(server, server->status, sizeof(server->status));
-    notify_state(server->status);
+    server->sent_status.ns = now;
+    describe_status(server, server->sent_status.text, sizeof(server->sent_status.text));
+    notify_state(server->sent_status.text);
 }
 
 /*
  * Feeds the systemd watchdog unless the workers are stuck. Workers are stuck if they have work, but have finished no
- * item for watchdog_ns.
+ * item for watchdog.timeout_ns.
  */
 static void feed_watchdog(struct server *server, uint64_t now)
 {
+    struct watchdog *watchdog = &server->watchdog;
     uint64_t progress;
     bool busy = worker_pool_progress(server->pool, &progress);
 
-    if (!server->watchdog_ns)
+    if (!watchdog->timeout_ns)
         return;
     progress += save_progress(server->job);
-    if (!busy || progress != server->progress_seen) {
-        server->progress_seen = progress;
-        server->stuck_since_ns = now;
+    if (!busy || progress != watchdog->progress) {
+        watchdog->progress = progress;
+        watchdog->stuck_since_ns = now;
     }
-    if (now - server->stuck_since_ns > server->watchdog_ns || now - server->fed_ns < server->watchdog_ns / 4)
+    if (now - watchdog->stuck_since_ns > watchdog->timeout_ns || now - watchdog->fed_ns < watchdog->timeout_ns / 4)
         return;
-    server->fed_ns = now;
+    watchdog->fed_ns = now;
     notify_state("WATCHDOG=1");
 }
 
@@ -296,7 +321,7 @@ static const char *why_unsaved(const struct server *server)
 {
     const struct job *job = server->job;
 
-    if (!server->config->checkpoint.save_on_stop && !server->saves_to_stop)
+    if (!server->config->checkpoint.save_on_stop && !server->stop.saves)
         return NULL;
     if (job->run.survival.holds)
         return job->run.survival.holds;
@@ -310,18 +335,18 @@ static void stop_server(struct server *server, const char *why)
 {
     const char *unsaved = why_unsaved(server);
 
-    assert(server->waits_to_stop || !server->saves_to_stop);
-    if (server->stopping)
+    assert(server->stop.waits || !server->stop.saves);
+    if (server->stop.begun)
         return;
-    server->stopping = true;
-    server->is_unsaved = unsaved != NULL;
+    server->stop.begun = true;
+    server->stop.is_unsaved = unsaved != NULL;
     if (unsaved)
         log_error("stopping; the last step is not saved: %s", unsaved);
     else
         log_notice("stopping: %s", why);
     notify_state("STOPPING=1");
     if (server->job->run.ends && job_has_live_ranks(server->job))
-        attendance_end(server->job, server->signal);
+        attendance_end(server->job, server->stop.signal);
     uv_stop(&server->loop);
 }
 
@@ -331,20 +356,19 @@ static void stop_server(struct server *server, const char *why)
  */
 static void stop_or_wait_first(struct server *server, const char *why)
 {
-    if (server->config->checkpoint.save_on_stop && !server->waits_to_stop) {
+    if (server->config->checkpoint.save_on_stop && !server->stop.waits) {
         (void)job_save(server->job);
         job_settle(server->job);
     }
     membership_tell_to_stop(server->membership);
-    if (server->waits_to_stop ||
-        (!save_is_busy(server->job) && membership_stop(server->membership) != MEMBERSHIP_WAITS)) {
+    if (server->stop.waits || (!save_is_busy(server->job) && membership_stop(server->membership) != MEMBERSHIP_WAITS)) {
         stop_server(server, why);
         return;
     }
-    server->waits_to_stop = true;
-    server->saves_to_stop = save_is_busy(server->job);
+    server->stop.waits = true;
+    server->stop.saves = save_is_busy(server->job);
     log_notice("%s: stopping when %s; a signal stops it at once", why,
-               server->saves_to_stop ? "a checkpoint is written" : "all nodes have ended what was decided");
+               server->stop.saves ? "a checkpoint is written" : "all nodes have ended what was decided");
 }
 
 /*
@@ -356,17 +380,17 @@ static void stop_when_over(struct server *server, uint64_t now)
     enum membership_stop end = membership_stop(server->membership);
     bool saves, others, in_vain;
 
-    if (!server->waits_to_stop || server->stopping)
+    if (!server->stop.waits || server->stop.begun)
         return;
     saves = save_is_busy(server->job);
     others = saves ? save_waits_for_others(server->job) : end != MEMBERSHIP_MAY_STOP;
-    if (!others || !server->heard_ns)
-        server->heard_ns = now;
-    in_vain = now - server->heard_ns > OTHERS_PATIENCE_NS || (!saves && end == MEMBERSHIP_WAITS_IN_VAIN);
+    if (!others || !server->stop.heard_ns)
+        server->stop.heard_ns = now;
+    in_vain = now - server->stop.heard_ns > OTHERS_PATIENCE_NS || (!saves && end == MEMBERSHIP_WAITS_IN_VAIN);
     notify_state("EXTEND_TIMEOUT_USEC=30000000");
     if ((saves || others) && !in_vain)
         return;
-    stop_server(server, server->saves_to_stop ? "the checkpoint is written"
+    stop_server(server, server->stop.saves ? "the checkpoint is written"
                         : in_vain ? "other nodes have not ended what was decided, or have ranks that do not leave"
                                   : "all nodes have ended what was decided");
 }
@@ -385,9 +409,9 @@ static uint64_t log_rest_ns(const struct server *server, uint64_t now)
 
 static uint64_t watchdog_rest_ns(const struct server *server, uint64_t now)
 {
-    uint64_t until_ns = server->fed_ns + server->watchdog_ns / 4;
+    uint64_t until_ns = server->watchdog.fed_ns + server->watchdog.timeout_ns / 4;
 
-    return server->watchdog_ns ? until_ns - MIN(now, until_ns) : UINT64_MAX;
+    return server->watchdog.timeout_ns ? until_ns - MIN(now, until_ns) : UINT64_MAX;
 }
 
 /* Return: the time until on_tick() has something to do even if no event arrives, or UINT64_MAX if it never has. */
@@ -398,8 +422,7 @@ static uint64_t rest_ns(const struct server *server, uint64_t now)
     uint64_t rest = UINT64_MAX, progress;
 
     /* Must tick: with several nodes, heartbeats are exchanged several times a second. */
-    if (!server->listening || server->waits_to_stop || server->membership ||
-        worker_pool_progress(server->pool, &progress))
+    if (!server->listening || server->stop.waits || server->membership || worker_pool_progress(server->pool, &progress))
         return 0;
     for (size_t i = 0; i < ARRAY_SIZE(all); i++)
         rest = MIN(rest, all[i]);
@@ -416,12 +439,12 @@ static void rest_if_idle(struct server *server, uint64_t now)
 
     if (rest <= TICK_MS * UINT64_C(1000000))
         return;
-    server->resting = true;
+    server->tick.resting = true;
     companion_note_end(journal_beat_place(server->job->run.survival.journal));
     if (rest == UINT64_MAX)
-        (void)uv_timer_stop(&server->tick);
+        (void)uv_timer_stop(&server->tick.timer);
     else
-        (void)uv_timer_start(&server->tick, on_tick, rest / 1000000, TICK_MS);
+        (void)uv_timer_start(&server->tick.timer, on_tick, rest / 1000000, TICK_MS);
 }
 
 /* Restarts the periodic tick when an event has woken the resting loop. */
@@ -429,12 +452,12 @@ static void on_woken(uv_check_t *handle)
 {
     struct server *server = handle->data;
 
-    if (!server->resting)
+    if (!server->tick.resting)
         return;
-    server->resting = false;
-    server->rested = true;
+    server->tick.resting = false;
+    server->tick.rested = true;
     companion_note_end(NULL);
-    (void)uv_timer_start(&server->tick, on_tick, TICK_MS, TICK_MS);
+    (void)uv_timer_start(&server->tick.timer, on_tick, TICK_MS, TICK_MS);
 }
 
 static void on_tick(uv_timer_t *handle)
@@ -442,9 +465,9 @@ static void on_tick(uv_timer_t *handle)
     struct server *server = handle->data;
     uint64_t now = service_now_ns();
 
-    if (server->rested)
-        server->stuck_since_ns = now; /* until now the workers had nothing to do, so they are not stuck */
-    server->rested = false;
+    if (server->tick.rested)
+        server->watchdog.stuck_since_ns = now; /* until now the workers had nothing to do, so they are not stuck */
+    server->tick.rested = false;
     if (!server->listening)
         listen_again(server);
     places_close_silent(&server->service, now);
@@ -456,7 +479,7 @@ static void on_tick(uv_timer_t *handle)
     feed_watchdog(server, now);
     sessions_reap(&server->service);
     stop_when_over(server, now);
-    if (server->job->kept.draining && job_is_idle(server->job) && !server->waits_to_stop)
+    if (server->job->kept.draining && job_is_idle(server->job) && !server->stop.waits)
         stop_or_wait_first(server, "drained: no trainer is left");
     rest_if_idle(server, now);
 }
@@ -473,8 +496,8 @@ static void job_wants_tick(void *userdata, unsigned delay_ms)
 {
     struct server *server = userdata;
 
-    if (!uv_is_active((uv_handle_t *)&server->soon) || uv_timer_get_due_in(&server->soon) > delay_ms)
-        (void)uv_timer_start(&server->soon, on_soon, delay_ms, 0);
+    if (!uv_is_active((uv_handle_t *)&server->tick.soon) || uv_timer_get_due_in(&server->tick.soon) > delay_ms)
+        (void)uv_timer_start(&server->tick.soon, on_soon, delay_ms, 0);
 }
 
 static void on_work(uv_poll_t *handle, int status, int events)
@@ -521,9 +544,9 @@ static void on_signal(uv_signal_t *handle, int number)
 {
     struct server *server = handle->data;
 
-    server->signal = number == SIGTERM ? "SIGTERM" : "SIGINT";
+    server->stop.signal = number == SIGTERM ? "SIGTERM" : "SIGINT";
     server->job->run.ends |= number == SIGINT || !keep_is_on();
-    stop_or_wait_first(server, server->signal);
+    stop_or_wait_first(server, server->stop.signal);
 }
 
 /* Logs once that SIGHUP does nothing, because in many services it reloads the configuration. */
@@ -543,23 +566,23 @@ static int start_handles(struct server *server)
 {
     int r;
 
-    uv_timer_init(&server->loop, &server->tick);
-    uv_timer_init(&server->loop, &server->soon);
-    uv_check_init(&server->loop, &server->woken);
-    server->soon.data = server;
+    uv_timer_init(&server->loop, &server->tick.timer);
+    uv_timer_init(&server->loop, &server->tick.soon);
+    uv_check_init(&server->loop, &server->tick.woken);
+    server->tick.soon.data = server;
     uv_signal_init(&server->loop, &server->sigterm);
     uv_signal_init(&server->loop, &server->sigint);
     uv_signal_init(&server->loop, &server->sighup);
     r = uv_poll_init(&server->loop, &server->listen_poll, server->listener.fd);
     if (r < 0)
         return r;
-    server->tick.data = server->listen_poll.data = server->woken.data = server;
+    server->tick.timer.data = server->listen_poll.data = server->tick.woken.data = server;
     server->sigterm.data = server->sigint.data = server->sighup.data = server;
     r = open_files_watch(&server->listen_poll, UV_READABLE, on_listen);
     if (r == 0)
-        r = uv_timer_start(&server->tick, on_tick, TICK_MS, TICK_MS);
+        r = uv_timer_start(&server->tick.timer, on_tick, TICK_MS, TICK_MS);
     if (r == 0)
-        r = uv_check_start(&server->woken, on_woken);
+        r = uv_check_start(&server->tick.woken, on_woken);
     if (r == 0)
         r = uv_signal_start(&server->sigterm, on_signal, SIGTERM);
     if (r == 0)
@@ -672,8 +695,8 @@ int server_new(struct server **out, const struct config *config, char *why, size
     server->service.handle = dispatch_request;
     server->listener = LISTENER_NULL;
     server->work_fd = -1;
-    server->service.started_ns = server->stuck_since_ns = service_now_ns();
-    server->watchdog_ns = notify_watchdog_us() * 1000;
+    server->service.started_ns = server->watchdog.stuck_since_ns = service_now_ns();
+    server->watchdog.timeout_ns = notify_watchdog_us() * 1000;
     server->work_poll.data = server;
     if (config->persist == CONFIG_PERSIST_OFF && !keep_passed_state()) /* passed state must be kept (adopt.h) */
         keep_switch_off();
@@ -708,7 +731,7 @@ bool server_may_be_replaced(const struct server *server)
     const struct job *job = server->job;
 
     return job && !job->run.ends && journal_is_valid(job->run.survival.journal) &&
-           (server->is_unsaved || job_has_live_ranks(job));
+           (server->stop.is_unsaved || job_has_live_ranks(job));
 }
 
 void server_free(struct server *server)
@@ -757,5 +780,5 @@ int server_run(struct server *server)
     tell_status(server, service_now_ns()); /* so that an active unit has a status line */
     notify_state("READY=1");
     uv_run(&server->loop, UV_RUN_DEFAULT);
-    return server->is_unsaved;
+    return server->stop.is_unsaved;
 }
