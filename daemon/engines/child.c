@@ -29,17 +29,37 @@ enum {
     EXIT_NOT_LOADED = 127, /* status with which the dynamic loader ends a process before its main() */
 };
 
+/* The libuv handles. Each one is initialised and closed on its own. */
+struct child_handles {
+    uv_process_t process;
+    uv_poll_t poll, words_poll;
+    uv_timer_t timer;
+    bool has_process, has_poll, has_words_poll, has_timer;
+    unsigned n; /* handles that are not closed yet */
+};
+
+/* The orders under way. */
+struct child_orders {
+    struct child_order *list;
+    size_t n, n_allocated;
+};
+
+/* The failure of the child, for which failed() is called once. */
+struct child_failing {
+    bool begun, told;
+    char what[CHILD_MAX_WHAT_BYTES + 1];
+    bool said; /* `what` is the text of the child itself */
+    bool has_tag;
+    uint64_t tag;
+};
+
 struct child {
     struct child_ops ops;
     uv_loop_t *loop;
     char *program;
     const char *const *further; /* names of variables that the child gets besides kept_variables */
     size_t n_further;
-    uv_process_t process;
-    uv_poll_t poll, words_poll;
-    uv_timer_t timer;
-    unsigned n_handles; /* libuv handles that are not closed yet */
-    bool has_process, has_poll, has_words_poll, has_timer;
+    struct child_handles handles;
     bool runs;
     bool gives_fds;
     int fd, child_fd; /* ends of the socket; child_fd is closed when the child runs */
@@ -50,20 +70,14 @@ struct child {
     struct last_words words;
 
     bool ready;
-    bool eof; /* the socket has ended */
-    bool failing, told;
+    bool eof;    /* the socket has ended */
     bool closed; /* by the owner */
+    struct child_failing failure;
 
     struct traffic *traffic;
-    struct child_order *orders;
-    size_t n_orders, n_orders_allocated;
+    struct child_orders orders;
     uint64_t ready_deadline_ms, exit_deadline_ms;
     uint64_t timer_ms; /* when the timer ends; UINT64_MAX: it does not run */
-
-    char what[CHILD_MAX_WHAT_BYTES + 1];
-    bool said; /* `what` is the text of the child itself */
-    bool has_tag;
-    uint64_t tag;
 };
 
 static void on_timer(uv_timer_t *timer);
@@ -71,7 +85,7 @@ static void on_poll(uv_poll_t *poll, int status, int events);
 
 bool child_is_over(const struct child *child)
 {
-    return child->failing || child->closed;
+    return child->failure.begun || child->closed;
 }
 
 bool child_is_ready(const struct child *child)
@@ -81,7 +95,7 @@ bool child_is_ready(const struct child *child)
 
 int64_t child_pid(const struct child *child)
 {
-    return child->process.pid;
+    return child->handles.process.pid;
 }
 
 /* A process whose first thread has ended is shown as a zombie. It still runs if it has other threads. */
@@ -121,13 +135,13 @@ static void wake_at(struct child *child, uint64_t deadline_ms)
     if (child->closed || deadline_ms >= child->timer_ms)
         return;
     child->timer_ms = deadline_ms;
-    (void)uv_timer_start(&child->timer, on_timer, deadline_ms > now ? deadline_ms - now : 0, 0);
+    (void)uv_timer_start(&child->handles.timer, on_timer, deadline_ms > now ? deadline_ms - now : 0, 0);
 }
 
 static void child_kill(struct child *child)
 {
     if (child->runs)
-        (void)uv_process_kill(&child->process, SIGKILL);
+        (void)uv_process_kill(&child->handles.process, SIGKILL);
     if (child->traffic) /* the child reports no further work */
         traffic_stop(child->traffic, uv_hrtime());
 }
@@ -135,11 +149,11 @@ static void child_kill(struct child *child)
 /* The timer calls failed(), so that failed() never runs during a call by the owner. */
 static void begin_failing(struct child *child, const uint64_t *tag)
 {
-    child->failing = true;
-    child->has_tag = tag;
-    child->tag = tag ? *tag : 0;
+    child->failure.begun = true;
+    child->failure.has_tag = tag;
+    child->failure.tag = tag ? *tag : 0;
     child_kill(child);
-    (void)uv_poll_stop(&child->poll);
+    (void)uv_poll_stop(&child->handles.poll);
     wake_at(child, 0);
 }
 
@@ -150,26 +164,28 @@ void child_fail(struct child *child, const uint64_t *tag, const char *format, ..
     if (child_is_over(child))
         return;
     va_start(args, format);
-    vsnprintf(child->what, sizeof(child->what), format, args);
+    vsnprintf(child->failure.what, sizeof(child->failure.what), format, args);
     va_end(args);
     begin_failing(child, tag);
 }
 
 void child_say(struct child *child, const uint64_t *tag, const char *what)
 {
-    child->said |= !child_is_over(child);
+    child->failure.said |= !child_is_over(child);
     child_fail(child, tag, "%s", what);
 }
 
 static void tell_failure(struct child *child)
 {
-    struct child_failure failure = {
-        .said = child->said, .what = child->what, .has_tag = child->has_tag, .tag = child->tag};
+    struct child_failure failure = {.said = child->failure.said,
+                                    .what = child->failure.what,
+                                    .has_tag = child->failure.has_tag,
+                                    .tag = child->failure.tag};
 
     assert(!child->closed); /* failed() is not called after child_close() */
-    if (child->told)
+    if (child->failure.told)
         return;
-    child->told = true;
+    child->failure.told = true;
     child->ops.failed(child->ops.userdata, &failure);
 }
 
@@ -177,9 +193,9 @@ static void tell_failure(struct child *child)
 
 struct child_order *child_find(struct child *child, uint64_t tag)
 {
-    for (size_t i = 0; i < child->n_orders; i++)
-        if (child->orders[i].tag == tag)
-            return &child->orders[i];
+    for (size_t i = 0; i < child->orders.n; i++)
+        if (child->orders.list[i].tag == tag)
+            return &child->orders.list[i];
     return NULL;
 }
 
@@ -188,14 +204,14 @@ static int grow_orders(struct child *child)
     struct child_order *grown;
     size_t n;
 
-    if (child->n_orders < child->n_orders_allocated)
+    if (child->orders.n < child->orders.n_allocated)
         return 0;
-    n = MAX(2 * child->n_orders_allocated, (size_t)MIN_ORDERS);
-    grown = reallocarray(child->orders, n, sizeof(*grown));
+    n = MAX(2 * child->orders.n_allocated, (size_t)MIN_ORDERS);
+    grown = reallocarray(child->orders.list, n, sizeof(*grown));
     if (!grown)
         return -ENOMEM;
-    child->orders = grown;
-    child->n_orders_allocated = n;
+    child->orders.list = grown;
+    child->orders.n_allocated = n;
     return 0;
 }
 
@@ -212,8 +228,8 @@ int child_expect(struct child *child, const struct child_order *order, uint32_t 
         child_fail(child, &order->tag, "cannot be given an order: %s", strerror(-r));
         return r;
     }
-    assert(child->n_orders < child->n_orders_allocated);
-    added = &child->orders[child->n_orders++];
+    assert(child->orders.n < child->orders.n_allocated);
+    added = &child->orders.list[child->orders.n++];
     *added = *order;
     added->deadline_ms = now_ms() + timeout_ms + CHILD_GRACE_MS;
     added->began_ns = uv_hrtime();
@@ -227,7 +243,7 @@ void child_settle(struct child *child, struct child_order *order, uint64_t n_byt
 {
     uint64_t now = uv_hrtime();
 
-    assert(order >= child->orders && order < child->orders + child->n_orders);
+    assert(order >= child->orders.list && order < child->orders.list + child->orders.n);
     if (child->traffic)
         traffic_end(child->traffic, order->kind, n_bytes_sent, n_bytes_received, now);
     if (order->kind < N_TRAFFIC)
@@ -236,7 +252,7 @@ void child_settle(struct child *child, struct child_order *order, uint64_t n_byt
                                        .item = order->kind,
                                        .begin_ns = order->began_ns,
                                        .end_ns = now});
-    *order = child->orders[--child->n_orders];
+    *order = child->orders.list[--child->orders.n];
 }
 
 static void check_deadlines(struct child *child)
@@ -247,16 +263,16 @@ static void check_deadlines(struct child *child)
         child_fail(child, NULL, "has closed its socket and not ended");
     else if (!child->ready && now >= child->ready_deadline_ms)
         child_fail(child, NULL, "missed its deadline for connecting");
-    for (size_t i = 0; i < child->n_orders; i++) {
-        if (now >= child->orders[i].deadline_ms)
-            child_fail(child, &child->orders[i].tag, "missed its deadline");
-        next = MIN(next, child->orders[i].deadline_ms);
+    for (size_t i = 0; i < child->orders.n; i++) {
+        if (now >= child->orders.list[i].deadline_ms)
+            child_fail(child, &child->orders.list[i].tag, "missed its deadline");
+        next = MIN(next, child->orders.list[i].deadline_ms);
     }
     if (child->eof)
         next = MIN(next, child->exit_deadline_ms);
     if (!child->ready)
         next = MIN(next, child->ready_deadline_ms);
-    if (!child->failing && next < UINT64_MAX)
+    if (!child->failure.begun && next < UINT64_MAX)
         wake_at(child, next);
 }
 
@@ -266,7 +282,7 @@ static void on_timer(uv_timer_t *timer)
     uint64_t due_ms = child->timer_ms, now = now_ms();
 
     child->timer_ms = UINT64_MAX;
-    if (child->failing)
+    if (child->failure.begun)
         tell_failure(child);
     else if (now > due_ms + LATE_MS)
         wake_at(child, now + 1);
@@ -280,7 +296,7 @@ bool child_note_ready(struct child *child)
         child_fail(child, NULL, "has reported twice that it is ready");
     else
         child->ready = true;
-    return !child->failing;
+    return !child->failure.begun;
 }
 
 /* ---- reading -------------------------------------------------------------------------------------------- */
@@ -298,7 +314,7 @@ static void serve_packet(struct child *child, const struct frame_packet *packet)
 static void note_eof(struct child *child)
 {
     child->eof = true;
-    (void)uv_poll_stop(&child->poll);
+    (void)uv_poll_stop(&child->handles.poll);
     child->exit_deadline_ms = now_ms() + EXIT_WAIT_MS;
     wake_at(child, child->exit_deadline_ms);
 }
@@ -356,10 +372,11 @@ static void want_events(struct child *child)
 {
     int events = UV_READABLE | (frame_queue_is_empty(&child->queue) ? 0 : UV_WRITABLE), r;
 
-    if (child->eof || child_is_over(child) || (events == child->events && uv_is_active((uv_handle_t *)&child->poll)))
+    if (child->eof || child_is_over(child) ||
+        (events == child->events && uv_is_active((uv_handle_t *)&child->handles.poll)))
         return;
     child->events = events;
-    r = open_files_watch(&child->poll, events, on_poll);
+    r = open_files_watch(&child->handles.poll, events, on_poll);
     if (r < 0)
         child_fail(child, NULL, "cannot be watched: %s", strerror(-r));
 }
@@ -396,7 +413,8 @@ static void serve_late(struct child *child)
 {
     struct frame_buffer *buffer = &child->buffer;
 
-    while (child->ops.late && child->gives_fds && child->has_process && frame_receive_fds(child->fd, buffer) == 0)
+    while (child->ops.late && child->gives_fds && child->handles.has_process &&
+           frame_receive_fds(child->fd, buffer) == 0)
         child->ops.late(child->ops.userdata, buffer->data, buffer->n_bytes);
 }
 
@@ -412,7 +430,7 @@ static void child_free(struct child *child)
     frame_batch_deinit(&child->batch);
     frame_buffer_deinit(&child->buffer);
     free(child->program);
-    free(child->orders);
+    free(child->orders.list);
     child->ops.freed(child->ops.userdata);
     free(child);
 }
@@ -421,8 +439,8 @@ static void on_closed(uv_handle_t *handle)
 {
     struct child *child = handle->data;
 
-    assert(child->n_handles > 0);
-    if (--child->n_handles == 0)
+    assert(child->handles.n > 0);
+    if (--child->handles.n == 0)
         child_free(child);
 }
 
@@ -458,7 +476,7 @@ static void on_process_exit(uv_process_t *process, int64_t status, int signal)
         return;
     }
     /* First serves the packets that the process had sent, because they count, and may have the reason of its end. */
-    while (!child->failing && serve_batch(child))
+    while (!child->failure.begun && serve_batch(child))
         ;
     if (signal > 0)
         child_fail(child, NULL, "was killed by signal %d (%s)", signal, strsignal(signal));
@@ -567,13 +585,13 @@ int child_start(struct child *child, char *why, size_t why_size)
     };
     int r = environment ? 0 : -ENOMEM;
 
-    assert(!child->has_process);
+    assert(!child->handles.has_process);
     if (!r) {
-        child->process.data = child;
-        r = uv_spawn(child->loop, &child->process, &process);
+        child->handles.process.data = child;
+        r = uv_spawn(child->loop, &child->handles.process, &process);
         child->runs = r == 0;
-        child->has_process = true; /* the handle must be closed, even if the start has failed */
-        child->n_handles++;
+        child->handles.has_process = true; /* the handle must be closed, even if the start has failed */
+        child->handles.n++;
     }
     if (r < 0)
         snprintf(why, why_size, "the engine %s cannot be started: %s", child->program, strerror(-r));
@@ -585,32 +603,32 @@ int child_start(struct child *child, char *why, size_t why_size)
 
 static int watch_words(struct child *child)
 {
-    int r = uv_poll_init(child->loop, &child->words_poll, child->words.fd);
+    int r = uv_poll_init(child->loop, &child->handles.words_poll, child->words.fd);
 
     if (r < 0)
         return r;
-    child->words_poll.data = child;
-    child->has_words_poll = true;
-    child->n_handles++;
-    return open_files_watch(&child->words_poll, UV_READABLE, on_words);
+    child->handles.words_poll.data = child;
+    child->handles.has_words_poll = true;
+    child->handles.n++;
+    return open_files_watch(&child->handles.words_poll, UV_READABLE, on_words);
 }
 
 static int watch_child(struct child *child)
 {
-    int r = uv_timer_init(child->loop, &child->timer);
+    int r = uv_timer_init(child->loop, &child->handles.timer);
 
     assert(r == 0); /* libuv always returns 0 */
-    child->timer.data = child;
-    child->has_timer = true;
-    child->n_handles++;
-    r = uv_poll_init(child->loop, &child->poll, child->fd);
+    child->handles.timer.data = child;
+    child->handles.has_timer = true;
+    child->handles.n++;
+    r = uv_poll_init(child->loop, &child->handles.poll, child->fd);
     if (r < 0)
         return r;
-    child->poll.data = child;
-    child->has_poll = true;
-    child->n_handles++;
+    child->handles.poll.data = child;
+    child->handles.has_poll = true;
+    child->handles.n++;
     child->events = UV_READABLE;
-    r = open_files_watch(&child->poll, child->events, on_poll);
+    r = open_files_watch(&child->handles.poll, child->events, on_poll);
     return r < 0 ? r : watch_words(child);
 }
 
@@ -696,17 +714,17 @@ void child_close(struct child *child)
     assert(!child->closed);
     child->closed = true;
     child_kill(child);
-    if (child->n_handles == 0) {
+    if (child->handles.n == 0) {
         child_free(child);
         return;
     }
-    if (child->has_timer)
-        uv_close((uv_handle_t *)&child->timer, on_closed);
-    if (child->has_poll)
-        uv_close((uv_handle_t *)&child->poll, on_closed);
-    if (child->has_words_poll)
-        uv_close((uv_handle_t *)&child->words_poll, on_closed);
+    if (child->handles.has_timer)
+        uv_close((uv_handle_t *)&child->handles.timer, on_closed);
+    if (child->handles.has_poll)
+        uv_close((uv_handle_t *)&child->handles.poll, on_closed);
+    if (child->handles.has_words_poll)
+        uv_close((uv_handle_t *)&child->handles.words_poll, on_closed);
     /* If the process still runs, on_process_exit() closes its handle; without it the process would stay a zombie. */
-    if (child->has_process && !child->runs)
-        uv_close((uv_handle_t *)&child->process, on_closed);
+    if (child->handles.has_process && !child->runs)
+        uv_close((uv_handle_t *)&child->handles.process, on_closed);
 }
