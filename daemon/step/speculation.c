@@ -163,7 +163,7 @@ static void speculate(struct work *work, uint32_t item)
     atomic_store(&s->words[id], word_of(its->ticket, WHOLE));
 }
 
-static void is_done(struct work *work)
+static void parcel_is_done(struct work *work)
 {
     struct speculated_parcel *its = container_of(work, struct speculated_parcel, work);
 
@@ -204,7 +204,7 @@ bool speculation_post(struct speculation *s, uint32_t parcel, const struct step_
     if (!open_chunks(s, layout, expected))
         return false;
     *its = (struct speculated_parcel){
-        .work = {.run = speculate, .done = is_done, .n_items = layout->n_chunks},
+        .work = {.run = speculate, .done = parcel_is_done, .n_items = layout->n_chunks},
         .speculation = s,
         .parcel = parcel,
         .ticket = s->n_tickets,

@@ -68,7 +68,7 @@ _Static_assert((int)DEVICE_MAX_LOCAL <= (int)DEVICE_MAX_MOVES, "a portion has at
 /* ---- portions -------------------------------------------------------------------------------------------- */
 
 /* Return: the elements of the parcel that this node owns, from *start on, counted from the bucket's start. */
-static uint64_t owned_elems(const struct offload *offload, uint32_t parcel, uint64_t *start)
+static uint64_t parcel_elems(const struct offload *offload, uint32_t parcel, uint64_t *start)
 {
     const struct step *step = offload->step;
 
@@ -98,7 +98,7 @@ static void make_portions(struct offload *offload)
     uint64_t start;
 
     for (uint32_t i = 0; i < layout->n_parcels; i++)
-        offload->starts[i + 1] = offload->starts[i] + owned_elems(offload, i, &start);
+        offload->starts[i + 1] = offload->starts[i] + parcel_elems(offload, i, &start);
     for (uint32_t i = 0; i < layout->n_parcels; offload->n_portions++) {
         struct portion *portion = &offload->portions[offload->n_portions];
 
@@ -203,7 +203,7 @@ static struct device_move make_move(const struct offload *offload, uint32_t i, u
         move.kind = DEVICE_GRADIENT;
         move.segment = DEVICES_STAGING;
         move.offset_bytes = places->acc + (begin - places->start_elem) * elem_bytes;
-        (void)owned_elems(offload, parcel, &start);
+        (void)parcel_elems(offload, parcel, &start);
         move.segment_offset_bytes = (staging_at(offload, i, parcel) + begin - start) * elem_bytes;
     }
     return move;
@@ -473,7 +473,7 @@ static const float *acc_of(const void *userdata, uint32_t id)
 
     if (!state_owns(offload->step->state, chunk->rank))
         return NULL; /* the chunk is not updated here */
-    (void)owned_elems(offload, parcel, &start);
+    (void)parcel_elems(offload, parcel, &start);
     at = staging_at(offload, offload->n_updated, parcel) + elem - start;
     return (const float *)(const void *)offload->staging.map + at;
 }

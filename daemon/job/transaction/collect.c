@@ -166,7 +166,7 @@ static void post_rank(struct job *job, struct reduction *reduction, unsigned ran
 }
 
 /* Posts the reduction: from now on its gradients belong to the step's sum. */
-static void post(struct job *job, struct reduction *reduction)
+static void post_reduction(struct job *job, struct reduction *reduction)
 {
     for (unsigned r = job->world.first; r < job->world.end; r++)
         post_rank(job, reduction, r);
@@ -183,7 +183,7 @@ static void post(struct job *job, struct reduction *reduction)
 void collect_take(struct job *job, uint32_t parcel)
 {
     parcel_take(&job->work.parcels[parcel]);
-    post(job, &job->step->reductions[parcel]);
+    post_reduction(job, &job->step->reductions[parcel]);
     job->work.summing->start(job, parcel);
 }
 
