@@ -51,6 +51,23 @@ static uint64_t needed_with(const struct job *job, struct choice choice)
     return bytes.needed;
 }
 
+/* Return: the bytes that ranks may ask for later: for a write window, and to read the largest parameter. */
+static uint64_t asked_later(const struct job *job)
+{
+    uint64_t largest = 0;
+
+    for (uint32_t p = 0; p < job->layout->n_params; p++)
+        largest = MAX(largest, job->layout->params[p].n_elems);
+    return job->layout->weight_bytes + largest * sizeof(float);
+}
+
+static bool fits(const struct job *job, uint64_t needed, uint64_t without)
+{
+    const struct quota *quota = &job->memory.quota;
+
+    return gpu_room_fits(job, needed, without) && asked_later(job) <= quota->limit - quota->used - needed;
+}
+
 /* Sets *n, a field of the choice, to the most buckets for which there is memory. */
 static void choose_most(const struct job *job, const struct choice *choice, uint32_t *n)
 {
@@ -59,7 +76,7 @@ static void choose_most(const struct job *job, const struct choice *choice, uint
 
     while (least < most) {
         *n = most - (most - least) / 2;
-        if (gpu_room_fits(job, needed_with(job, *choice), without))
+        if (fits(job, needed_with(job, *choice), without))
             least = *n;
         else
             most = *n - 1;

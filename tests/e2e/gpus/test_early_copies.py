@@ -196,9 +196,9 @@ def test_before_the_decision(build, start, early):
     step(ranks)
 
 
-@pytest.mark.parametrize("more_bytes, early, spare", [(300_000, "[1-9]", None), (2_500_000, "16", "[1-9]")])
+@pytest.mark.parametrize("more_bytes, early, spare", [(1_500_000, "[1-9]", None), (2_500_000, "16", "[1-9]")])
 def test_short_memory(start, more_bytes, early, spare):
-    """limits.memory leaves room for some buckets, and to read a parameter. The others are copied after the decision."""
+    """limits.memory leaves room for some buckets, a write window and a reading. The others are copied after the decision."""
 
     def run(early, **config):
         daemon = start(early, bucket=20000, **config)
