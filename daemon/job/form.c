@@ -203,9 +203,10 @@ static struct diagnostic *admit_memory(struct job *job, const struct plan_bytes 
     } else {
         return NULL;
     }
-    if (job->config->zero.speculative_update == CONFIG_SPECULATE && job->config->zero.spare_buckets > 0)
-        evidence.fix = "zero_optimization.speculative_update: auto, which takes memory for the update in the backward only if it is "
-                       "there; or less state, or more memory (zerodctl plan shows what each part needs)";
+    if (job->config->zero.speculative_update == CONFIG_SPECULATE &&
+        (job->config->zero.spare_buckets > 0 || job->config->zero.early_buckets > 0))
+        evidence.fix = "set zero_optimization.speculative_update to auto, which takes memory only if there is enough, or "
+                       "give the job more memory (zerodctl plan shows what each part needs)";
     charge_deinit(&job->memory.charge);
     print_what(what, sizeof(what), job, limit);
     return cause_quota(&evidence);

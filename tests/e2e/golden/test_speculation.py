@@ -34,6 +34,18 @@ def test_same(kept, stage, more):  # noqa: F811
     assert early(on)[0] > 0 and early(off) == (0, 0)
 
 
+def test_memory_only_without(zerod):
+    """The job fits without spare places only, and they are asked for: the refusal names the setting."""
+    config = {"world": {"size": 1}, "zero_optimization": {"stage": 2}}
+    daemon = zerod(config)
+    trainers(daemon)
+    memory = daemon.status()["memory"]
+    needed = memory["total"]["planned_bytes"] - memory["overflow"]["planned_bytes"]
+    daemon = zerod(merge(merge(config, ON), {"limits": {"memory": needed + 4096}}))
+    refused = Puppet(daemon).attach()("form")
+    assert refused.error["code"] == 1401 and "set zero_optimization.speculative_update to auto" in refused.text, refused.text
+
+
 def test_resize_and_windows(kept):  # noqa: F811
     """Values in spare places are those that windows, reads and another number of ranks see."""
     on = kept({"zero_optimization": {"stage": 2, "speculative_update": True}, "gradient_clipping": 0})
