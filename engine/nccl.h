@@ -160,7 +160,7 @@ struct nccl_engine {
     struct nccl_order *first, *last;            /* not issued yet */
     struct nccl_order *in_flight[DEVICE_LANES]; /* by lane; includes the order that is being issued */
     unsigned n_in_flight;
-    struct nccl_order *aside; /* the copy that is under way beside the queue, or NULL */
+    struct nccl_order *aside; /* the unfinished copy beside the queue, or NULL */
     const uint64_t *tag; /* tag of the present order, for error reports */
     char versions[DEVICE_MAX_WHAT_BYTES];
 

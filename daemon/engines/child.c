@@ -38,7 +38,7 @@ struct child_handles {
     unsigned n; /* handles that are not closed yet */
 };
 
-/* The orders under way. */
+/* Orders of which the engine has not reported the end. */
 struct child_orders {
     struct child_order *list;
     size_t n, n_allocated;

@@ -147,7 +147,7 @@ struct leader_load {
     bool has_loaded; /* they have agreed on a checkpoint */
 };
 
-/* What was written in the window, as node 0 reports. */
+/* The arrays that the window has changed, as node 0 reported them. */
 struct leader_written {
     bool forgets;     /* the window has nothing to store */
     uint64_t *arrays; /* owned */

@@ -212,8 +212,8 @@ bool speculation_post(struct speculation *s, uint32_t parcel, const struct step_
         .done = done,
         .userdata = userdata,
     };
-    /* Sums come first, because ranks wait for them. Of updates, the parcel that is complete last comes first: so what is
-     * left at the decision is spread over the whole model, and the next forward waits as little as possible. */
+    /* Sums come first, because ranks wait for them. Then the newest parcel comes first, so that what is left at the
+     * decision is spread over the whole model, and the next forward waits as little as possible. */
     worker_post_later(s->step->pool, &its->work);
     return true;
 }

@@ -44,7 +44,7 @@ struct offload {
     uint64_t *starts; /* n_parcels + 1: owned elements of all earlier parcels */
     struct early *early;
     uint32_t n_early; /* so many first parcels are copied early */
-    bool copying;     /* early copies are under way, all in one order */
+    bool copying;     /* an order of early copies has not ended */
     step_ready ready; /* called when the sums of a parcel have arrived early */
     void *ready_userdata;
     struct portion *portions;
@@ -277,7 +277,7 @@ static bool is_copied(const struct offload *offload, uint32_t parcel)
            offload->early[parcel].copied == last_reduction(step, parcel) && has_gradients(step, parcel);
 }
 
-/* Are early copies under way to the places of the portion? */
+/* Return: whether the early copy of a parcel of the portion has not ended. */
 static bool is_being_copied(const struct offload *offload, const struct portion *portion)
 {
     for (uint32_t parcel = portion->first; parcel < portion->end && parcel < offload->n_early; parcel++)
@@ -288,7 +288,7 @@ static bool is_being_copied(const struct offload *offload, const struct portion 
 
 static void copy_early(struct offload *offload);
 
-/* No early copies are under way any more. result < 0: they may not have ended. */
+/* Called when the order of early copies has ended. result < 0: it has failed, and the sums may not be copied. */
 static void end_early(struct offload *offload, int result)
 {
     offload->copying = false;
@@ -392,8 +392,8 @@ static int copy_portion(struct offload *offload, uint32_t i, bool write, devices
 }
 
 /*
- * Orders copies of accumulators to free slots. A slot is free again when its portion has been updated. If early copies
- * are under way to the portion, their end is awaited first.
+ * Orders copies of accumulators to free slots. A slot is free again when its portion has been updated. A portion with
+ * early copies that have not ended is ordered after their end.
  */
 static int read_in(struct offload *offload)
 {

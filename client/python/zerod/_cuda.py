@@ -90,7 +90,7 @@ class CopyStream:
         Copies `source`, after the current stream has computed it; does not wait if the host memory is registered or
         pinned. done: the Event of the copy. torch does not reuse the memory of `source` before that.
         """
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        self.follow()
         with torch.cuda.stream(self._stream):
             host.copy_(source, non_blocking=True)
         source.record_stream(self._stream)
@@ -102,8 +102,8 @@ class CopyStream:
 
     def to_gpu(self, target: torch.Tensor, host: torch.Tensor, done: Event) -> None:
         """
-        Copies; does not wait if the host memory is registered or pinned. done: the Event of the copy, before which `host`
-        must not change.
+        Copies; does not wait if the host memory is registered or pinned. done: the Event of the copy. `host` must not
+        change before that.
         """
         with torch.cuda.stream(self._stream):
             target.copy_(host, non_blocking=True)

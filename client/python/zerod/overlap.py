@@ -4,8 +4,8 @@ Optimizer(..., overlap_update=True): step() returns when the step is decided, an
 the next forward runs. A hook before each module's forward waits for the module's own parameters, and for those of inner
 modules that have no forward, such as nn.ParameterList. A read of module.weight waits as well, whichever code reads it.
 
-If the model is on a GPU and the daemon's work in host memory, weights are copied to the GPU beside the computation: each
-hook orders the copies of all weights that are written by then, and the stream waits for those that its module reads.
+If the model is on a GPU and the daemon's work in host memory, weights are copied to the GPU beside the computation. Each
+hook orders copies of all weights that are written by then, and the stream waits for those that its module reads.
 
 Code that reads weights in another way, such as model.parameters(), calls zerod.wait() first. Calls of the optimizer and
 the next backward wait by themselves (zerod_wait() in zerod/client.h).
@@ -104,8 +104,8 @@ class Overlap(WholeStep):
 
     def _renew(self, bound: Sequence[Bound]) -> None:
         """
-        Copies weights that are written, and those of other parameters that are written by now. Each once in a step, because
-        a later copy would look like a write by the program.
+        Copies these weights, which are written, and all others that are written by now. Copies each once in a step,
+        because a later copy would look like a write by the program.
         """
         new = [b for b in bound if b.index in self._old]
         self._old.difference_update(b.index for b in new)
